@@ -1,0 +1,362 @@
+"""The words of the house: requests, work, rows, outputs, messages, errors.
+
+Everybody imports this file and it imports nobody. It holds no logic beyond small derived facts,
+and it does not know what a task computes, on which device, or for which page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, Protocol, TypeAlias
+
+Key: TypeAlias = Hashable
+Mark: TypeAlias = tuple[Any, ...]
+Tell: TypeAlias = Callable[[float, str], None]
+
+
+class Priority(IntEnum):
+    """Interactive and standard are weights; background runs when nothing else is ready, above a floor."""
+
+    INTERACTIVE = 0
+    STANDARD = 1
+    BACKGROUND = 2
+
+    @property
+    def weight(self) -> float:
+        """How many device-seconds cost as much as one standard device-second."""
+        return 8.0 if self is Priority.INTERACTIVE else 1.0
+
+
+class Status(StrEnum):
+    """Where a request is in its life; the last five are terminal and exactly one of them is reached."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PARKED = "parked"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (Status.WAITING, Status.RUNNING, Status.PARKED)
+
+
+class Reason(StrEnum):
+    """Why a device call went when it went, with the rows it had."""
+
+    FULL = "full"  # the policy's rows or units
+    MEMORY = "memory"  # the learned memory cap
+    BUDGET = "budget"  # the policy's latency target
+    DEADLINE = "deadline"  # the earliest deadline that can still be met
+    IDLE = "idle"  # the device was free and nothing else was ready
+    BURST_OVER = "burst over"  # a burst was awaited and has ended
+    RETRY = "retry"  # half of a call that failed
+    LOAD = "load"
+
+
+class CarpoolError(Exception):
+    """The family of refusals and failures that callers may see; its text is written for people."""
+
+
+class Invalid(CarpoolError):
+    """Raised by a front when a payload breaks a rule; names the field and the limit."""
+
+
+class Full(CarpoolError):
+    """Raised at submit when a limit is reached; says which one and when to come back."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds
+
+    def __reduce__(self) -> tuple[type[Full], tuple[str, float]]:
+        return Full, (str(self), self.retry_after)
+
+
+class Expired(CarpoolError):
+    """The request's time limit passed before it ended."""
+
+
+class Cancelled(CarpoolError):
+    """The caller, or its absence, ended the request."""
+
+
+class OutOfMemory(CarpoolError):
+    """Raised by a pipeline's step when the device has no memory for this call."""
+
+
+class WorkerLost(CarpoolError):
+    """The worker that ran the request died, and the request died again when it ran alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The next unit of a row: only equal keys share a device call.
+
+    `serial` units are consecutive forwards (decode tokens, denoise steps); other units are done in one
+    forward (a prefill chunk). `weight` is how many rows it counts for (2 with guidance).
+    """
+
+    key: Key
+    least: int = 1
+    most: int = 1
+    weight: float = 1.0
+    serial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked payload with its plan of work; `id` and `session` are given by the dispatcher."""
+
+    task: str
+    payload: Any
+    plan: tuple[Work, ...]
+    bytes: int = 0
+    id: str = ""
+    session: str = ""
+    priority: Priority = Priority.STANDARD
+
+    @property
+    def single(self) -> bool:
+        """One call is the whole request, so a worker should hold two calls of its kind."""
+        return len(self.plan) == 1 and self.plan[0].most == 1
+
+    @property
+    def share(self) -> float:
+        """The rows of a worker's room that it takes."""
+        weight = max(work.weight for work in self.plan)
+        return weight / 2 if self.single and self.priority is not Priority.BACKGROUND else weight
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Host data for the reader: `delta` appends at offset `at` (a stream skips what it has), the rest replaces."""
+
+    at: int = 0
+    delta: str = ""
+    preview: Any = None
+    progress: float | None = None  # 0 to 1
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What a step made of one row; `units` may be fewer than granted; `mark` extends the row's mark."""
+
+    state: Any
+    units: int
+    output: Output | None = None
+    mark: Mark = ()
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A running request in an engine. Pipelines read `request`, `state` and `cancelled` and write nothing."""
+
+    request: Request
+    state: Any
+    order: int
+    deadline: float
+    work: Work | None = None
+    cancelled: bool = False
+    computed: int = 0  # units committed since it was opened
+    seconds: float = 0.0  # device-seconds of the calls it rode since it was opened
+    blame: float = 0.0  # device-seconds of failed calls it may have caused
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How one task is batched. The defaults suit a model nobody has measured yet."""
+
+    rows: int = 8  # weighted rows in one device call
+    units: int = 4096  # units in one forward
+    wait: float = 0.0  # seconds an incomplete first call is held back; hurts nearly always
+    target: float | None = None  # seconds one device call may take
+    timeout: float = 600.0  # seconds from submit to end, time spent parked not counted
+    priority: Priority = Priority.STANDARD
+    overcommit: float = 1.0  # bytes promised over bytes there are
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a loaded task tells the application: limits for its front, memory, and words for people."""
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    bytes: int = 0  # device memory for rows; 0 means rows need none
+    bytes_per_unit: float = 0.0
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The credit for the next Start, per task; a bytes of None means no limit."""
+
+    rows: float
+    bytes: int | None = None
+
+
+class Front(Protocol):
+    """In the application process: host libraries only, no torch, no weights."""
+
+    def check(self, payload: Any, card: Card) -> Request:
+        """Validate and tokenise; raises Invalid."""
+        ...
+
+
+class Pipeline(Protocol):
+    """In a worker process: tensors; no sessions, no clock. Every output is a function of (request, progress)."""
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """Row counts it is compiled for: the engine rounds, the pipeline pads."""
+        ...
+
+    def load(self, tell: Tell) -> Card:
+        """Bring the model up; may call `tell(fraction, sentence)` as it goes."""
+        ...
+
+    def unload(self) -> None: ...
+
+    def open(self, request: Request, mark: Mark | None = None) -> Any:
+        """A new state, host only; `mark` continues a row that lived elsewhere."""
+        ...
+
+    def next(self, row: Row) -> Work | None:
+        """Pure; None means finished."""
+        ...
+
+    def reserve(self, row: Row, units: int) -> int:
+        """Host only, before step: the units there is memory for, fewer than asked when it is short."""
+        ...
+
+    def step(self, rows: Sequence[Row], grants: Sequence[int]) -> Sequence[Advance | Exception]:
+        """One device call; never mutates rows; a repeat of the same call gives the same."""
+        ...
+
+    def park(self, row: Row) -> Mark:
+        """Give memory back; returns the whole mark from which `open` continues."""
+        ...
+
+    def close(self, row: Row) -> None:
+        """Idempotent; never touches the device."""
+        ...
+
+
+# Down: what a dispatcher sends to a worker.
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Open these rows. `served` has the fair-share number of every session that the worker holds."""
+
+    number: int
+    requests: tuple[Request, ...]
+    marks: Mapping[str, Mark]
+    served: Mapping[str, float]
+    left: Mapping[str, float]  # seconds each request may still take
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Finish what runs, then leave."""
+
+
+Down: TypeAlias = Load | Unload | Start | Park | Cancel | Drain
+
+
+# Up: what a worker sends to its dispatcher.
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker lives and holds nothing."""
+
+    room: Mapping[str, Room]
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    task: str
+    fraction: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A task is up (`card`), or could not be brought up (`error`), or has been put away (neither)."""
+
+    task: str
+    card: Card | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """A device call began; `seconds` is how long it should take."""
+
+    ids: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One device call that ended. `rows` is weighted; `size` is the largest rows the policy allows."""
+
+    task: str
+    key: Key
+    reason: Reason
+    ids: tuple[str, ...]
+    forwards: int
+    rows: float
+    units: float
+    seconds: float
+    size: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    status: Status
+    error: CarpoolError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What changed since the last one; sent also when no device call was made."""
+
+    outputs: Mapping[str, Output]
+    marks: Mapping[str, Mark]
+    ended: Mapping[str, End]
+    parked: Mapping[str, Mark]
+    seconds: Mapping[str, float]  # device-seconds per row
+    call: Call | None
+    room: Mapping[str, Room]
+    seen: int  # number of the last Start read
+
+
+Up: TypeAlias = Ready | Loading | Loaded | Calling | Report
