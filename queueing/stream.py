@@ -61,7 +61,9 @@ class Stream:
         if output.delta:
             known = self._length - output.at
             if known < 0:
-                raise RuntimeError(f"output at {output.at} leaves a gap after {self._length}. This is a bug.")
+                raise RuntimeError(
+                    f"output at {output.at} leaves a gap after {self._length}. This is a bug."
+                )
             self._parts.append(output.delta[known:])
             self._length += max(len(output.delta) - known, 0)
         self.preview = self.preview if output.preview is None else output.preview
@@ -74,7 +76,9 @@ class Stream:
     def move(self, status: Status, error: CarpoolError | None, now: float) -> None:
         """Enter a status; a terminal one is entered once and for ever."""
         if self.status.terminal:
-            raise RuntimeError(f"{self.id} ended twice: {self.status}, then {status}. This is a bug.")
+            raise RuntimeError(
+                f"{self.id} ended twice: {self.status}, then {status}. This is a bug."
+            )
         self.status, self.error = status, error
         if status is Status.RUNNING and self.times.started is None:
             self.times.started = now

@@ -156,12 +156,15 @@ class Advance:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A running request in an engine. Pipelines read `request`, `state` and `cancelled` and write nothing."""
+    """A running request in an engine. Pipelines read `request`, `state`, `cancelled`; they write nothing."""
 
     request: Request
     state: Any
     order: int
     deadline: float
+    arrived: float = 0.0
+    mark: Mark | None = None  # to continue from, until it is opened
+    opened: bool = False
     work: Work | None = None
     cancelled: bool = False
     computed: int = 0  # units committed since it was opened
@@ -231,7 +234,7 @@ class Pipeline(Protocol):
         ...
 
     def reserve(self, row: Row, units: int) -> int:
-        """Host only, before step: the units there is memory for, fewer than asked when it is short."""
+        """Host only, before step: the units there is memory for; fewer than asked when short."""
         ...
 
     def step(self, rows: Sequence[Row], grants: Sequence[int]) -> Sequence[Advance | Exception]:
@@ -262,7 +265,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Open these rows. `served` has the fair-share number of every session that the worker holds."""
+    """Open these rows. `served` has the number of every session that the worker holds."""
 
     number: int
     requests: tuple[Request, ...]
@@ -308,7 +311,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A task is up (`card`), or could not be brought up (`error`), or has been put away (neither)."""
+    """A task is up (`card`), could not be brought up (`error`), or was put away (neither)."""
 
     task: str
     card: Card | None = None
@@ -325,7 +328,7 @@ class Calling:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One device call that ended. `rows` is weighted; `size` is the largest rows the policy allows."""
+    """One device call that ended. `rows` is weighted; `size` is the policy's largest rows."""
 
     task: str
     key: Key

@@ -1,0 +1,193 @@
+"""Three behaviours without a model: a token stream, a stepped loop with previews, a one-shot.
+
+Runs the whole application for demos, load and fault tests. Its device is a function that spends seconds, so it
+runs under a virtual clock too. It needs no torch and proves nothing about real models.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from queueing.work import Advance, Card, Mark, OutOfMemory, Output, Request, Row, Tell, Work
+
+WIDTH = 6  # characters of a word, with its space
+
+
+class Kind(StrEnum):
+    STREAM = "stream"
+    STEPPED = "stepped"
+    SINGLE = "single"
+
+
+@dataclass(frozen=True, slots=True)
+class FakeJob:
+    """What to pretend: `length` units of preparation, then `steps`; faults strike at a step, or never (-1)."""
+
+    kind: Kind
+    length: int = 8
+    steps: int = 16
+    seed: int = 0
+    weight: float = 1.0
+    shape: int = 0  # only equal shapes share a call
+    poison_at: int = -1
+    hang_at: int = -1
+    crash_at: int = -1
+
+    def request(self, **fields: Any) -> Request:
+        """A checked request for this job."""
+        return Request(payload=self, plan=self.plan(), **fields)
+
+    def plan(self) -> tuple[Work, ...]:
+        if self.kind is Kind.STREAM:
+            return Work("stream", 1, self.length), Work("stream", 1, self.steps, serial=True)
+        if self.kind is Kind.SINGLE:
+            return (Work(("single", self.shape), weight=self.weight),)
+        loop = Work(("denoise", self.shape), 1, self.steps, self.weight, serial=True)
+        return Work("encode"), loop, Work(("decode", self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class FakeState:
+    prepared: int = 0
+    done: int = 0
+    kept: int = 0  # steps done before it was opened, to be prepared again
+
+
+def word(job: FakeJob, step: int) -> str:
+    """The output of one step: a function of (request, progress) alone."""
+    return f"{zlib.crc32(f'{job.seed}:{step}'.encode()) % 16**5:05x} "
+
+
+class FakePipeline:
+    """One pretended model; a call costs forwards * (forward + row * rows) + unit * units seconds."""
+
+    def __init__(
+        self,
+        forward: float = 0.02,
+        row: float = 0.001,
+        unit: float = 0.0001,
+        load: float = 0.0,
+        memory: int = 0,
+        out_of_memory_at: float = 0.0,
+        spend: Callable[[float], None] = time.sleep,
+        crash: Callable[[], None] = lambda: os._exit(13),
+    ) -> None:
+        self.sizes: tuple[int, ...] | None = None
+        self.calls = 0
+        self.held: dict[str, int] = {}  # request id -> units of memory
+        self._forward, self._row, self._unit = forward, row, unit
+        self._load = load
+        self._memory = memory  # units there are; 0 for no limit
+        self._out_of_memory_at = out_of_memory_at  # weighted rows; 0 for never
+        self._spend = spend
+        self._crash = crash
+
+    def load(self, tell: Tell) -> Card:
+        for part in range(4):
+            tell(part / 4, "Pretending to load a model")
+            self._spend(self._load / 4)
+        limits = {"context": 8192}
+        return Card(limits, self._memory, 1.0, {"model": "a pretended model", "device": "none"})
+
+    def unload(self) -> None:
+        self.held.clear()
+
+    def open(self, request: Request, mark: Mark | None = None) -> FakeState:
+        kept = len(mark or ())
+        return FakeState(done=kept, kept=kept)
+
+    def next(self, row: Row) -> Work | None:
+        job: FakeJob = row.request.payload
+        state: FakeState = row.state
+        if job.kind is Kind.STREAM:
+            if state.prepared < job.length + state.kept:
+                return Work("stream", 1, job.length + state.kept - state.prepared)
+            left = job.steps - state.done
+            return Work("stream", 1, left, serial=True) if left else None
+        plan = job.plan()
+        if job.kind is Kind.SINGLE:
+            return None if state.done else plan[0]
+        if state.prepared == 0:
+            return plan[0]
+        if state.done < job.steps:
+            return replace(plan[1], most=job.steps - state.done)
+        return plan[2] if state.prepared == 1 else None
+
+    def reserve(self, row: Row, units: int) -> int:
+        if not self._memory or row.request.payload.kind is not Kind.STREAM:
+            return units
+        free = self._memory - sum(self.held.values())
+        got = min(units, free)
+        self.held[row.request.id] = self.held.get(row.request.id, 0) + got
+        return got
+
+    def step(self, rows: Sequence[Row], grants: Sequence[int]) -> list[Advance | Exception]:
+        self.calls += 1
+        works = [work for work in (self.next(row) for row in rows) if work is not None]
+        weight = sum(work.weight for work in works)
+        if self._out_of_memory_at and weight >= self._out_of_memory_at:
+            raise OutOfMemory("The pretended device is full.")
+        self._strike(rows, grants, works)
+        forwards = max((g for w, g in zip(works, grants, strict=True) if w.serial), default=1)
+        units = sum(w.weight * grant for w, grant in zip(works, grants, strict=True))
+        self._spend(forwards * (self._forward + self._row * weight) + self._unit * units)
+        return [
+            self._advance(row, work, grant)
+            for row, work, grant in zip(rows, works, grants, strict=True)
+        ]
+
+    def park(self, row: Row) -> Mark:
+        self.close(row)
+        return self._mark(row.request.payload, row.state.done)
+
+    def close(self, row: Row) -> None:
+        self.held.pop(row.request.id, None)
+
+    def _strike(self, rows: Sequence[Row], grants: Sequence[int], works: Sequence[Work]) -> None:
+        for row, grant, work in zip(rows, grants, works, strict=True):
+            job: FakeJob = row.request.payload
+            steps = range(row.state.done, row.state.done + (grant if work.serial else 1))
+            if job.crash_at in steps:
+                self._crash()
+            if job.hang_at in steps:
+                self._spend(3600.0)
+            if job.poison_at in steps:
+                raise ValueError("poison")
+
+    def _advance(self, row: Row, work: Work, grant: int) -> Advance:
+        job: FakeJob = row.request.payload
+        state: FakeState = row.state
+        if job.kind is Kind.SINGLE:
+            return Advance(replace(state, done=1), 1, Output(result=word(job, 0)))
+        if not work.serial:
+            last = job.kind is Kind.STEPPED and state.prepared == 1
+            output = Output(progress=1.0, result=word(job, job.steps)) if last else None
+            return Advance(replace(state, prepared=state.prepared + grant), grant, output)
+        done = state.done + grant
+        output = self._output(job, state.done, done)
+        after = replace(state, done=done)
+        return Advance(after, grant, output, self._mark(job, done)[state.done :])
+
+    def _output(self, job: FakeJob, start: int, end: int) -> Output:
+        progress = end / job.steps
+        if job.kind is Kind.STEPPED:
+            return Output(preview=word(job, end), progress=progress)
+        text = "".join(word(job, step) for step in range(start, end))
+        return Output(at=start * WIDTH, delta=text, progress=progress)
+
+    def _mark(self, job: FakeJob, done: int) -> Mark:
+        """A stream continues from its words; a stepped row starts again."""
+        return tuple(range(done)) if job.kind is Kind.STREAM else ()
+
+
+def expected(job: FakeJob) -> tuple[str, Any]:
+    """(text, result) of a request that finishes, whatever happened on the way."""
+    if job.kind is Kind.STREAM:
+        return "".join(word(job, step) for step in range(job.steps)), None
+    return "", word(job, 0 if job.kind is Kind.SINGLE else job.steps)

@@ -1,0 +1,254 @@
+"""Which rows share the next device call, and with how many units: lanes, anchor and fill, grants.
+
+A lane is the rows of one task and key. The most deserving row anchors the call and others of its lane fill
+it, within the policy, the memory cap, the latency target and the deadlines. It calls no pipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from queueing.costs import Costs, MemoryCaps
+from queueing.fairqueue import FLOOR
+from queueing.work import Key, Policy, Priority, Reason, Row, Work
+
+QUANTUM = 0.2  # seconds a lane keeps the device while another waits
+QUIET = 0.002  # seconds after somebody else's call or arrival before background takes the device
+STRIDE = 0.01  # seconds of consecutive forwards worth one report, when no other lane waits
+BURST = 0.02  # share of a call's seconds that it may be held back while a burst arrives
+BURST_GAP = 0.002  # and seconds at most, since the last arrival
+BURST_LENGTH = 5  # such gaps in all
+
+Lane: TypeAlias = tuple[str, Key]
+Rank: TypeAlias = tuple[float, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One device call to be: `grants[i]` units of `works[i]` for `rows[i]`."""
+
+    lane: Lane
+    rows: tuple[Row, ...]
+    works: tuple[Work, ...]
+    grants: tuple[int, ...]
+    reason: Reason
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], grants: Sequence[int], reason: Reason) -> Batch:
+        works = tuple(_work(row) for row in rows)
+        return cls((rows[0].request.task, works[0].key), tuple(rows), works, tuple(grants), reason)
+
+    @property
+    def weight(self) -> float:
+        return sum(work.weight for work in self.works)
+
+    @property
+    def forwards(self) -> int:
+        """Consecutive forwards of the call."""
+        pairs = zip(self.works, self.grants, strict=True)
+        return max((grant for work, grant in pairs if work.serial), default=1)
+
+    @property
+    def units(self) -> float:
+        return sum(w.weight * grant for w, grant in zip(self.works, self.grants, strict=True))
+
+    @property
+    def load(self) -> float:
+        """Weighted units of its widest forward, the measure of memory caps."""
+        pairs = zip(self.works, self.grants, strict=True)
+        return sum(work.weight * (1 if work.serial else grant) for work, grant in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing goes now; look again at `until`."""
+
+    until: float
+
+
+class Batcher:
+    """Chooses the next call of one device from the rows that are ready."""
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        sizes: Callable[[str], tuple[int, ...] | None],
+        costs: Costs,
+        caps: MemoryCaps,
+    ) -> None:
+        self._policies = policies
+        self._sizes = sizes
+        self._costs = costs
+        self._caps = caps
+        self._lane: Lane | None = None
+        self._since = 0.0
+        self._held = False  # a call was held back for a burst
+        self._disturbed = -math.inf  # when somebody other than background last came or was served
+        self._all = self._background = 0.0  # device-seconds since background has been present
+        self._background_present = False
+
+    def arrived(self, row: Row, now: float) -> None:
+        """A row was opened."""
+        if row.request.priority is not Priority.BACKGROUND:
+            self._disturbed = now
+
+    def ran(self, batch: Batch, seconds: float, now: float) -> None:
+        """A call ended, well or not."""
+        background = all(row.request.priority is Priority.BACKGROUND for row in batch.rows)
+        self._all += seconds
+        self._background += seconds if background else 0.0
+        if not background:
+            self._disturbed = now
+
+    def choose(
+        self, rows: Sequence[Row], served: Mapping[str, float], now: float
+    ) -> Batch | Wait | None:
+        """The next call; None when no row is ready."""
+        if not rows:
+            self._background_present = False
+            return None
+        behind = [row for row in rows if row.request.priority is Priority.BACKGROUND]
+        ahead = [row for row in rows if row.request.priority is not Priority.BACKGROUND]
+        self._count_background(bool(behind))
+        owed = bool(behind) and self._background < FLOOR * self._all
+        if behind and not ahead and not owed and now < self._disturbed + QUIET:
+            return Wait(self._disturbed + QUIET)
+        pool = behind if owed or not ahead else ahead
+        ranks = {row.request.id: _rank(row, served) for row in rows}
+        lanes: dict[Lane, list[Row]] = {}
+        for row in sorted(pool, key=lambda row: ranks[row.request.id]):
+            lanes.setdefault((row.request.task, _work(row).key), []).append(row)
+        lane = self._pick(lanes, ranks, now)
+        batch = self._fill(lane, lanes[lane], len(lanes) == 1, now)
+        until = self._hold(batch, now)
+        if until is not None:
+            self._held = True
+            return Wait(until)
+        if self._held and batch.reason is Reason.IDLE:
+            batch = replace(batch, reason=Reason.BURST_OVER)
+        self._held = False
+        return batch
+
+    def seconds(self, batch: Batch) -> float:
+        """Predicted seconds of a call."""
+        return self._costs.seconds(batch.lane, batch.forwards, batch.weight, batch.units)
+
+    def _count_background(self, present: bool) -> None:
+        if present and not self._background_present:
+            self._all = self._background = 0.0
+        self._background_present = present
+
+    def _pick(self, lanes: Mapping[Lane, list[Row]], ranks: Mapping[str, Rank], now: float) -> Lane:
+        """The lane that has the device keeps it for a quantum, unless a higher class waits elsewhere."""
+        current = self._lane
+        if current is not None and current in lanes and now - self._since < QUANTUM:
+            mine = min(row.request.priority for row in lanes[current])
+            if all(row.request.priority >= mine for lane in lanes.values() for row in lane):
+                return current
+        best = min(lanes, key=lambda lane: ranks[lanes[lane][0].request.id])
+        if best != current or now - self._since >= QUANTUM:
+            self._lane, self._since = best, now
+        return best
+
+    def _fill(self, lane: Lane, rows: Sequence[Row], alone: bool, now: float) -> Batch:
+        """Rows in order until a limit is met; then what is left of the units goes to divisible rows."""
+        policy = self._policies[lane[0]]
+        memory, chosen, reason = self._caps.limit(lane), list[Row](), Reason.IDLE
+        weight = load = 0.0
+        limit = math.inf if policy.target is None else policy.target
+        for row in rows:
+            work = _work(row)
+            wide, heavy = weight + work.weight, load + work.weight * work.least
+            seconds = self._costs.seconds(lane, 1, wide, heavy)
+            left = row.deadline - now
+            tight = min(limit, left) if left >= seconds else limit
+            if chosen:
+                verdict = self._over(policy, wide, heavy, memory, seconds, tight)
+                if verdict is not None:
+                    reason = verdict
+                    break
+            chosen.append(row)
+            weight, load, limit = wide, heavy, tight
+        chosen = self._round(lane, chosen)
+        return self._grant(lane, chosen, reason, alone, limit)
+
+    def _over(
+        self, policy: Policy, wide: float, heavy: float, memory: float, seconds: float, limit: float
+    ) -> Reason | None:
+        """The limit that one more row would break."""
+        if wide > policy.rows or heavy > policy.units:
+            return Reason.FULL
+        if heavy > memory:
+            return Reason.MEMORY
+        if seconds > limit:
+            return Reason.BUDGET if limit == policy.target else Reason.DEADLINE
+        return None
+
+    def _round(self, lane: Lane, rows: list[Row]) -> list[Row]:
+        """Compiled row counts: the size with the least predicted seconds per row (up pads, down leaves rows)."""
+        sizes = self._sizes(lane[0])
+        if not sizes:
+            return rows
+        count = len(rows)
+
+        def each(size: int) -> float:
+            return self._costs.seconds(lane, 1, size, size) / min(size, count)
+
+        up = [size for size in sizes if size >= count][:1]
+        down = [size for size in sizes if size < count][-1:]
+        best = min(up + down, key=each)
+        return rows[:best]
+
+    def _grant(
+        self, lane: Lane, rows: list[Row], reason: Reason, alone: bool, limit: float
+    ) -> Batch:
+        policy = self._policies[lane[0]]
+        weight = sum(_work(row).weight for row in rows)
+        load = sum(_work(row).weight * _work(row).least for row in rows)
+        serial = all(_work(row).serial for row in rows)
+        room = min(policy.units, self._caps.limit(lane)) - load
+        if limit < math.inf:
+            room = min(room, self._costs.units(lane, weight, limit) - load)
+        stride = 1
+        if serial and alone:
+            forward = self._costs.seconds(lane, 1, weight, load)
+            stride = max(int(min(STRIDE, limit) / max(forward, 1e-9)), 1)
+        grants = []
+        for row in rows:
+            work = _work(row)
+            if work.serial:
+                grants.append(min(work.most, max(work.least, stride)))
+                continue
+            extra = min(work.most - work.least, int(max(room, 0) / work.weight))
+            room -= extra * work.weight
+            grants.append(work.least + extra)
+            if extra < work.most - work.least and reason is Reason.IDLE:
+                reason = Reason.FULL if limit == math.inf else Reason.BUDGET
+        return Batch.of(rows, grants, reason)
+
+    def _hold(self, batch: Batch, now: float) -> float | None:
+        """Until when an incomplete call of single-call rows is held back while a burst still arrives."""
+        if batch.reason is not Reason.IDLE or not all(row.request.single for row in batch.rows):
+            return None
+        policy = self._policies[batch.lane[0]]
+        if batch.weight >= policy.rows:
+            return None
+        first = min(row.arrived for row in batch.rows)
+        last = max(row.arrived for row in batch.rows)
+        gap = min(BURST_GAP, BURST * self.seconds(batch))
+        until = min(last + gap, first + BURST_LENGTH * gap)
+        until = max(until, first + policy.wait)
+        return until if until > now else None
+
+
+def _work(row: Row) -> Work:
+    if row.work is None:
+        raise RuntimeError(f"{row.request.id} has no work in a call. This is a bug.")
+    return row.work
+
+
+def _rank(row: Row, served: Mapping[str, float]) -> Rank:
+    return served.get(row.request.session, 0.0), row.request.priority, row.order

@@ -1,0 +1,442 @@
+"""The one loop of a device: sweep, open, choose, reserve, step, commit, report.
+
+Progress moves only when a step has returned, so a failed call is repeated in halves until the culprit
+stands alone. It does not know people's limits, streams or processes; it reads the clock it was given.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from queueing.batching import Batch, Batcher, Wait
+from queueing.clock import Clock
+from queueing.costs import Costs, MemoryCaps
+from queueing.work import (
+    Advance,
+    Call,
+    Calling,
+    Cancel,
+    Cancelled,
+    Card,
+    CarpoolError,
+    Down,
+    Drain,
+    End,
+    Expired,
+    Load,
+    Loaded,
+    Loading,
+    Mark,
+    OutOfMemory,
+    Output,
+    Park,
+    Pipeline,
+    Policy,
+    Reason,
+    Report,
+    Room,
+    Row,
+    Start,
+    Status,
+    Unload,
+    Up,
+)
+
+log = logging.getLogger("carpool.engine")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Task:
+    pipeline: Pipeline
+    policy: Policy
+    card: Card | None = None
+    loaded: bool = False
+    wanted: bool = False  # a Load was asked for
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What the next Report will say."""
+
+    outputs: dict[str, Output] = field(default_factory=dict)
+    marks: dict[str, Mark] = field(default_factory=dict)
+    ended: dict[str, End] = field(default_factory=dict)
+    parked: dict[str, Mark] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    call: Call | None = None
+    news: bool = False  # a Start was read
+
+
+class Engine:
+    """Rows and device calls of one worker. Not thread-safe, except `flag`."""
+
+    def __init__(
+        self,
+        pipelines: Mapping[str, Pipeline],
+        policies: Mapping[str, Policy],
+        clock: Clock,
+        tell: Callable[[Up], None] = lambda message: None,
+    ) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._tasks = {name: _Task(pipelines[name], policies[name]) for name in pipelines}
+        self._rows: dict[str, Row] = {}
+        self._served: dict[str, float] = {}
+        self._retries: list[tuple[tuple[Row, ...], tuple[int, ...]]] = []
+        self._draft = _Draft()
+        self._orders = self._seen = 0
+        self.wake: float | None = None  # when to tick again although no message came
+        self.draining = False
+        self.costs = Costs()
+        self.caps = MemoryCaps()
+        self._batcher = Batcher(
+            policies, lambda task: self._tasks[task].pipeline.sizes, self.costs, self.caps
+        )
+
+    # Messages
+
+    def handle(self, message: Down) -> None:
+        """Take one message from the dispatcher, between ticks."""
+        match message:
+            case Start():
+                self.start(message)
+            case Cancel(id):
+                self.flag(id)
+            case Park(id):
+                self.park(id)
+            case Load(task):
+                self._tasks[task].wanted = True
+            case Unload(task):
+                self._unload(task)
+            case Drain():
+                self.draining = True
+
+    def start(self, message: Start) -> None:
+        """Take rows in; they are opened at the next tick, once their model is loaded."""
+        now = self._clock()
+        self._seen, self._draft.news = message.number, True
+        self._served.update(message.served)
+        for request in message.requests:
+            if request.id in self._rows:
+                raise RuntimeError(f"{request.id} was started twice. This is a bug.")
+            self._orders += 1
+            deadline = now + message.left[request.id]
+            row = Row(request, None, self._orders, deadline, now, message.marks.get(request.id))
+            self._rows[request.id] = row
+            self._batcher.arrived(row, now)
+
+    def flag(self, id: str) -> None:
+        """Mark a row cancelled; safe from any thread, seen between forwards and at the next boundary."""
+        row = self._rows.get(id)
+        if row is not None:
+            row.cancelled = True
+
+    def park(self, id: str) -> None:
+        """Give a row's memory back and hand its mark to the dispatcher."""
+        row = self._rows.get(id)
+        if row is None or row.cancelled:
+            return
+        mark: Mark | Exception = row.mark or ()
+        if row.opened:
+            mark = self._ask(self._pipeline(row).park, row)
+        if isinstance(mark, Exception):
+            self._end(row, Status.FAILED, _told(mark))
+            return
+        self._drop(row)
+        self._draft.parked[id] = mark
+
+    @property
+    def idle(self) -> bool:
+        """No row is held."""
+        return not self._rows
+
+    # The loop
+
+    def tick(self) -> Report | None:
+        """At most one device call. None: nothing to say and nothing to do until `wake` or a message."""
+        self.wake = None
+        self._sweep()
+        if not self._bring_up():
+            self._open()
+            batch = self._next()
+            if batch is not None:
+                self._call(batch)
+        return self._report()
+
+    def room(self) -> dict[str, Room]:
+        """The credit for the next Start."""
+        taken = dict.fromkeys(self._tasks, 0.0)
+        promised = dict.fromkeys(self._tasks, 0)
+        for row in self._rows.values():
+            taken[row.request.task] += row.request.share
+            promised[row.request.task] += row.request.bytes
+        rooms = {}
+        for name, task in self._tasks.items():
+            rows = min(task.policy.rows, self.caps.limit(("open", name)))
+            limit = task.card.bytes if task.card else 0
+            free = int(limit * task.policy.overcommit) - promised[name] if limit else None
+            rooms[name] = Room(max(rows - taken[name], 0.0), None if free is None else max(free, 0))
+        return rooms
+
+    def check(self) -> None:
+        """Raise when the tables contradict each other; for tests and simulations."""
+        for id, row in self._rows.items():
+            if row.request.id != id or (row.opened and row.work is None):
+                raise RuntimeError(f"{id} is held without work. This is a bug.")
+        for rows, grants in self._retries:
+            if len(rows) != len(grants):
+                raise RuntimeError("a retry lost a row. This is a bug.")
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        for row in list(self._rows.values()):
+            if row.cancelled:
+                self._end(row, Status.CANCELLED, Cancelled("The request was cancelled."))
+            elif now > row.deadline:
+                self._end(row, Status.EXPIRED, Expired("The time limit passed while it ran."))
+
+    def _bring_up(self) -> bool:
+        """Load one model that is asked for, as a device call of its own."""
+        waiting = {row.request.task for row in self._rows.values() if not row.opened}
+        for name, task in self._tasks.items():
+            if not task.loaded and (task.wanted or name in waiting):
+                self._load(name, task)
+                return True
+        return False
+
+    def _load(self, name: str, task: _Task) -> None:
+        task.wanted = False
+        began = self._clock()
+
+        def tell(fraction: float, text: str) -> None:
+            self._tell(Loading(name, fraction, text))
+
+        card = self._ask(task.pipeline.load, tell)
+        seconds, error = self._clock() - began, ""
+        if isinstance(card, Exception):
+            error = str(_told(card))
+            for row in [row for row in self._rows.values() if row.request.task == name]:
+                self._end(row, Status.FAILED, CarpoolError(error))
+            self._tell(Loaded(name, None, error))
+        else:
+            task.card, task.loaded = card, True
+            self._tell(Loaded(name, card))
+        self._draft.call = Call(name, "load", Reason.LOAD, (), 1, 0.0, 1.0, seconds, 0.0, error)
+
+    def _unload(self, name: str) -> None:
+        task = self._tasks[name]
+        if task.loaded and all(row.request.task != name for row in self._rows.values()):
+            self._ask(task.pipeline.unload)
+            task.loaded = False
+            self._tell(Loaded(name))
+
+    def _open(self) -> None:
+        for row in [row for row in self._rows.values() if not row.opened]:
+            state = self._ask(self._pipeline(row).open, row.request, row.mark)
+            if isinstance(state, Exception):
+                self._end(row, Status.FAILED, _told(state))
+            else:
+                row.state, row.opened, row.mark = state, True, None
+                self._advance(row)
+
+    def _next(self) -> Batch | None:
+        """The next call with its memory reserved, or None."""
+        while self._retries:
+            rows, grants = self._retries.pop()
+            kept = [(r, g) for r, g in zip(rows, grants, strict=True) if self._holds(r)]
+            if kept:
+                return Batch.of([row for row, _ in kept], [g for _, g in kept], Reason.RETRY)
+        now = self._clock()
+        ready = [row for row in self._rows.values() if row.work is not None]
+        choice = self._batcher.choose(ready, self._served, now)
+        if isinstance(choice, Wait):
+            self.wake = choice.until
+            return None
+        return None if choice is None else self._reserve(choice)
+
+    def _reserve(self, batch: Batch) -> Batch | None:
+        """Ask for memory; rows that get none sit out, and if all do, somebody makes room."""
+        rows, grants = [], []
+        for row, grant in zip(batch.rows, batch.grants, strict=True):
+            got = self._ask(self._pipeline(row).reserve, row, grant)
+            if isinstance(got, Exception):
+                self._end(row, Status.FAILED, _told(got))
+            elif row.work is not None and got >= row.work.least:
+                rows.append(row)
+                grants.append(min(got, grant))
+        if rows:
+            short = len(rows) < len(batch.rows)
+            return Batch.of(rows, grants, Reason.MEMORY if short else batch.reason)
+        left = [row for row in batch.rows if self._holds(row)]
+        if left:
+            self._make_room(left[0])
+        return None
+
+    def _call(self, batch: Batch) -> None:
+        """One device call, and what came of it."""
+        ids = tuple(row.request.id for row in batch.rows)
+        task, key = batch.lane
+        self._tell(Calling(ids, self._batcher.seconds(batch)))
+        began = self._clock()
+        results = self._ask(self._tasks[task].pipeline.step, batch.rows, batch.grants)
+        ended = self._clock()
+        seconds = ended - began
+        self._batcher.ran(batch, seconds, ended)
+        if not isinstance(results, Exception) and len(results) != len(ids):
+            results = RuntimeError(f"{len(results)} results for {len(ids)} rows. This is a bug.")
+        error = type(results).__name__ if isinstance(results, Exception) else ""
+        if isinstance(results, Exception):
+            self._failed(batch, results, seconds)
+        else:
+            self._commit(batch, results, seconds)
+        size = self._tasks[task].policy.rows
+        forwards, weight, units = batch.forwards, batch.weight, batch.units
+        self._draft.call = Call(
+            task, key, batch.reason, ids, forwards, weight, units, seconds, size, error
+        )
+
+    def _commit(self, batch: Batch, results: Sequence[Advance | Exception], seconds: float) -> None:
+        """Take over what the step returned; the only place where progress moves."""
+        used = [0 if isinstance(result, Exception) else result.units for result in results]
+        units = [work.weight * count for work, count in zip(batch.works, used, strict=True)]
+        serial = (count for work, count in zip(batch.works, used, strict=True) if work.serial)
+        forwards = max(max(serial, default=1), 1)
+        self.costs.observe(batch.lane, forwards, batch.weight, sum(units), seconds)
+        self.caps.passed(batch.lane, batch.load)
+        self.caps.passed(("open", batch.lane[0]), len(self._rows))
+        self._charge(batch.rows, seconds, units)
+        for row, result in zip(batch.rows, results, strict=True):
+            row.blame = 0.0
+            if row.cancelled:
+                self._end(row, Status.CANCELLED, Cancelled("The request was cancelled."))
+            elif isinstance(result, Exception):
+                self._end(row, Status.FAILED, _told(result))
+            elif result.units < 1:
+                self._end(row, Status.FAILED, CarpoolError("A step made no progress."))
+            else:
+                self._accept(row, result)
+
+    def _accept(self, row: Row, advance: Advance) -> None:
+        row.state = advance.state
+        row.computed += advance.units
+        if advance.output is not None:
+            self._draft.outputs[row.request.id] = advance.output
+        if advance.mark:
+            self._draft.marks[row.request.id] = advance.mark
+        self._advance(row)
+
+    def _advance(self, row: Row) -> None:
+        """Ask a row for its next work; none means that it has finished."""
+        work = self._ask(self._pipeline(row).next, row)
+        if isinstance(work, Exception):
+            self._end(row, Status.FAILED, _told(work))
+        elif work is None:
+            self._end(row, Status.FINISHED)
+        else:
+            row.work = work
+
+    def _charge(self, rows: Sequence[Row], seconds: float, units: Sequence[float]) -> None:
+        """Split a call's seconds among its rows by weighted units."""
+        total = sum(units)
+        for row, count in zip(rows, units, strict=True):
+            share = seconds * count / total if total else seconds / len(rows)
+            session = row.request.session
+            row.seconds += share
+            self._draft.seconds[row.request.id] = share
+            weighted = share / row.request.priority.weight
+            self._served[session] = self._served.get(session, 0.0) + weighted
+
+    def _failed(self, batch: Batch, error: Exception, seconds: float) -> None:
+        """Out of memory lowers a cap and the rows wait for a smaller call; anything else is halved."""
+        rows, grants = batch.rows, batch.grants
+        memory = isinstance(error, OutOfMemory)
+        if memory:
+            self.caps.failed(batch.lane, batch.load)
+            self._charge(rows, seconds, [1.0] * len(rows))
+            if len(rows) == 1 and batch.load <= batch.works[0].weight * batch.works[0].least:
+                self._make_room(rows[0])
+        elif len(rows) == 1:
+            self._charge(rows, seconds + rows[0].blame, [1.0])
+            self._end(rows[0], Status.FAILED, _told(error))
+        else:
+            for row in rows:
+                row.blame += seconds
+            half = len(rows) // 2
+            self._retries.append((rows[half:], grants[half:]))
+            self._retries.append((rows[:half], grants[:half]))
+
+    def _make_room(self, row: Row) -> None:
+        """Memory ran out for a row alone: park the least deserving other row, or fail this one."""
+        task = row.request.task
+        others = [
+            other
+            for other in self._rows.values()
+            if other is not row and other.opened and other.request.task == task and other.computed
+        ]
+        if not others:
+            asked = f"{row.request.bytes:,} bytes" if row.request.bytes else "its size"
+            self._end(row, Status.FAILED, OutOfMemory(f"There is not enough memory for {asked}."))
+            return
+        self.caps.failed(("open", task), len(others) + 1)
+        served = self._served
+        victim = max(
+            others, key=lambda r: (served.get(r.request.session, 0.0), -r.computed, r.order)
+        )
+        self.park(victim.request.id)
+
+    def _end(self, row: Row, status: Status, error: CarpoolError | None = None) -> None:
+        """The one place where a row reaches its terminal state."""
+        self._drop(row)
+        if status is not Status.FINISHED and status is not Status.FAILED:
+            self._draft.outputs.pop(row.request.id, None)
+        self._draft.ended[row.request.id] = End(status, error)
+
+    def _drop(self, row: Row) -> None:
+        del self._rows[row.request.id]
+        row.work = None
+        if row.opened:
+            self._ask(self._pipeline(row).close, row)
+
+    def _holds(self, row: Row) -> bool:
+        return self._rows.get(row.request.id) is row
+
+    def _pipeline(self, row: Row) -> Pipeline:
+        return self._tasks[row.request.task].pipeline
+
+    def _ask(self, function: Callable[..., T], *arguments: object) -> T | Exception:
+        """Call into a pipeline; whatever it raises is data here. The engine's one broad except."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            # The traceback would pin tensors (pytorch/pytorch#27600), so it is told and dropped.
+            log.info("a pipeline raised", exc_info=not isinstance(error, CarpoolError))
+            return error.with_traceback(None)
+
+    def _report(self) -> Report | None:
+        draft = self._draft
+        if not (draft.ended or draft.parked or draft.call or draft.news):
+            return None
+        self._draft = _Draft()
+        if not self._rows:
+            self._served.clear()
+        return Report(
+            draft.outputs,
+            draft.marks,
+            draft.ended,
+            draft.parked,
+            draft.seconds,
+            draft.call,
+            self.room(),
+            self._seen,
+        )
+
+
+def _told(error: Exception) -> CarpoolError:
+    """What people are told: our own words, or the kind of a stranger's error without its internals."""
+    if isinstance(error, CarpoolError):
+        return error
+    return CarpoolError(f"The model could not process this request ({type(error).__name__}).")
