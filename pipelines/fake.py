@@ -122,9 +122,11 @@ class FakePipeline:
     def reserve(self, row: Row, units: int) -> int:
         if not self._memory or row.request.payload.kind is not Kind.STREAM:
             return units
+        held = self.held.get(row.request.id, 0)
+        used: int = row.state.prepared + row.state.done - row.state.kept
         free = self._memory - sum(self.held.values())
-        got = min(units, free)
-        self.held[row.request.id] = self.held.get(row.request.id, 0) + got
+        got = min(units, held - used + free)
+        self.held[row.request.id] = max(held, used + got)
         return got
 
     def step(self, rows: Sequence[Row], grants: Sequence[int]) -> list[Advance | Exception]:
@@ -143,8 +145,9 @@ class FakePipeline:
         ]
 
     def park(self, row: Row) -> Mark:
+        """A stream continues from its words; a stepped row starts again."""
         self.close(row)
-        return self._mark(row.request.payload, row.state.done)
+        return tuple(range(row.state.done)) if row.request.payload.kind is Kind.STREAM else ()
 
     def close(self, row: Row) -> None:
         self.held.pop(row.request.id, None)
@@ -171,8 +174,8 @@ class FakePipeline:
             return Advance(replace(state, prepared=state.prepared + grant), grant, output)
         done = state.done + grant
         output = self._output(job, state.done, done)
-        after = replace(state, done=done)
-        return Advance(after, grant, output, self._mark(job, done)[state.done :])
+        mark = tuple(range(state.done, done)) if job.kind is Kind.STREAM else ()
+        return Advance(replace(state, done=done), grant, output, mark)
 
     def _output(self, job: FakeJob, start: int, end: int) -> Output:
         progress = end / job.steps
@@ -180,10 +183,6 @@ class FakePipeline:
             return Output(preview=word(job, end), progress=progress)
         text = "".join(word(job, step) for step in range(start, end))
         return Output(at=start * WIDTH, delta=text, progress=progress)
-
-    def _mark(self, job: FakeJob, done: int) -> Mark:
-        """A stream continues from its words; a stepped row starts again."""
-        return tuple(range(done)) if job.kind is Kind.STREAM else ()
 
 
 def expected(job: FakeJob) -> tuple[str, Any]:

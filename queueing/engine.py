@@ -347,8 +347,7 @@ class Engine:
             session = row.request.session
             row.seconds += share
             self._draft.seconds[row.request.id] = share
-            weighted = share / row.request.priority.weight
-            self._served[session] = self._served.get(session, 0.0) + weighted
+            self._served[session] = self._served.get(session, 0.0) + share / row.request.pace
 
     def _failed(self, batch: Batch, error: Exception, seconds: float) -> None:
         """Out of memory lowers a cap and the rows wait for a smaller call; anything else is halved."""

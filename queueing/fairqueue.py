@@ -38,20 +38,18 @@ class Ticket:
     request: Request
     stream: Stream
     charge: float  # predicted device-seconds of its first call
+    work: float  # predicted device-seconds in all
     left: float  # seconds it may still take, as of `since`
     since: float
     capped: bool = True
     marks: list[object] = field(default_factory=list)
-    parked: bool = False
     order: int = 0
     passes: int = 0
-    alone: bool = False  # was running when a worker died
-    worker: int | None = None
+    alone: bool = False  # was in a device call when a worker died
     number: int = 0  # of the Start that carried it
     prepaid: float = 0.0  # weighted device-seconds charged ahead
-    started: float = 0.0
-    rode: float = 0.0  # device-seconds since it (re)started
-    computed: float = 0.0
+    rode: float = 0.0  # seconds of the calls it rode since it (re)started
+    spent: float = 0.0  # its own device-seconds since it (re)started
 
     @property
     def mark(self) -> Mark:
@@ -81,8 +79,7 @@ _Entry: TypeAlias = tuple[float, int, str, int]  # tag, order of its first ticke
 class _Lineup:
     """One line: sessions by the tag of their first request."""
 
-    def __init__(self, priority: Priority, ledger: Ledger) -> None:
-        self._weight = priority.weight
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._heap: list[_Entry] = []
         self._versions = 0
@@ -112,7 +109,7 @@ class _Lineup:
         self._versions += 1
         waiting.version = self._versions
         head = waiting.tickets[0]
-        tag = self._ledger.served(session) + head.charge / self._weight
+        tag = self._ledger.served(session) + head.charge / head.request.pace
         heapq.heappush(self._heap, (tag, head.order, session, waiting.version))
         if len(self._heap) > 4 * len(self.sessions) + 64:
             self._heap = [entry for entry in self._heap if self._lives(entry)]
@@ -145,10 +142,15 @@ class FairQueue:
         self._tickets: dict[str, Ticket] = {}
         self._waiting: dict[str, int] = {}  # session -> requests that wait
         self._orders = 0
+        self.ahead: dict[str, int] = {}  # the same, background left out
+        self.work = 0.0  # predicted device-seconds of those
         self._served_all = self._served_background = 0.0  # since background has been waiting
 
     def __len__(self) -> int:
         return len(self._tickets)
+
+    def has(self, id: str) -> bool:
+        return id in self._tickets
 
     def waiting(self, session: str) -> int:
         return self._waiting.get(session, 0)
@@ -159,6 +161,11 @@ class FairQueue:
 
     def tickets(self) -> Iterator[Ticket]:
         return iter(self._tickets.values())
+
+    def newest(self, session: str) -> Ticket | None:
+        """The request of this session that came last."""
+        mine = [ticket for ticket in self.tickets() if ticket.request.session == session]
+        return max(mine, key=lambda ticket: ticket.order, default=None)
 
     def push(self, ticket: Ticket, front: bool = False) -> None:
         """Wait; `front` puts it before the others of its session (it was running before)."""
@@ -171,10 +178,10 @@ class FairQueue:
         line = (request.priority, request.task)
         lineup = self._lines.get(line)
         if lineup is None:
-            lineup = self._lines[line] = _Lineup(request.priority, self.ledger)
+            lineup = self._lines[line] = _Lineup(self.ledger)
         lineup.add(ticket, front)
         self._tickets[request.id] = ticket
-        self._waiting[request.session] = self.waiting(request.session) + 1
+        self._count(ticket, 1)
 
     def remove(self, id: str) -> Ticket | None:
         """Take a waiting request out; None when it does not wait."""
@@ -183,9 +190,7 @@ class FairQueue:
             return None
         request = ticket.request
         self._lines[request.priority, request.task].discard(ticket)
-        self._waiting[request.session] -= 1
-        if not self._waiting[request.session]:
-            del self._waiting[request.session]
+        self._count(ticket, -1)
         return ticket
 
     def pull(self, fits: Callable[[Ticket], Fit]) -> Ticket | None:
@@ -201,14 +206,12 @@ class FairQueue:
                 return ticket
         return None
 
-    def charge(self, session: str, priority: Priority, seconds: float) -> float:
-        """Charge device-seconds at the weight of their class; returns the weighted ones."""
-        weighted = seconds / priority.weight
+    def charge(self, request: Request, seconds: float, correction: float = 0.0) -> None:
+        """Charge device-seconds to a request's session, less what was charged ahead."""
         self._served_all += seconds
-        if priority is Priority.BACKGROUND:
+        if request.priority is Priority.BACKGROUND:
             self._served_background += seconds
-        self.adjust(session, weighted)
-        return weighted
+        self.adjust(request.session, seconds / request.pace + correction)
 
     def adjust(self, session: str, weighted: float) -> None:
         """Add weighted device-seconds to the session's number, for instance ahead of a Start."""
@@ -233,6 +236,19 @@ class FairQueue:
         for lineup, entry in taken:
             lineup.push(entry)
         return found
+
+    def _count(self, ticket: Ticket, change: int) -> None:
+        session = ticket.request.session
+        tables = [self._waiting]
+        if ticket.request.priority is not Priority.BACKGROUND:
+            tables.append(self.ahead)
+            self.work += change * ticket.work
+        for table in tables:
+            table[session] = table.get(session, 0) + change
+            if not table[session]:
+                del table[session]
+        if not self.ahead:
+            self.work = 0.0  # no drift from sums of floats
 
     def _background_waits(self) -> bool:
         return any(

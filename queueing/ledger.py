@@ -47,6 +47,10 @@ class Ledger:
         account = self._accounts.get(session)
         return self.level() if account is None else account.served
 
+    def inside(self) -> int:
+        """Requests that are inside, of all sessions."""
+        return sum(account.inside for account in self._accounts.values())
+
     def running(self, session: str) -> int:
         account = self._accounts.get(session)
         return 0 if account is None else account.running

@@ -120,6 +120,12 @@ class Request:
     id: str = ""
     session: str = ""
     priority: Priority = Priority.STANDARD
+    weight: float = 1.0  # of its person: 2 gets twice the device-seconds of 1
+
+    @property
+    def pace(self) -> float:
+        """Device-seconds that count as one in its session's number."""
+        return self.weight * self.priority.weight
 
     @property
     def single(self) -> bool:

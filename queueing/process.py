@@ -1,0 +1,180 @@
+"""The worker that is a process of its own: a crash, a hang or a leak takes it and not the application.
+
+Started as a module with dotted factory names, never by importing the application again. Messages are
+length-prefixed pickles over a socket pair that nobody else holds. It knows engines only through `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import queue
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from queueing.clock import monotonic
+from queueing.engine import Engine
+from queueing.work import Calling, Cancel, Down, Policy, Report, Up, WorkerLost
+from queueing.worker import Factory, Inbox, Receive, build, serve
+
+log = logging.getLogger("carpool.process")
+
+HEADER = struct.Struct("!I")
+HANG_SECONDS = 60.0  # a call may take this long at least
+HANG_FACTOR = 20.0  # and this many times what was predicted
+LEAVE_SECONDS = 2.0  # to end by itself before it is killed
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first message down."""
+
+    factories: Mapping[str, Factory]
+    policies: Mapping[str, Policy]
+
+
+def _frame(message: object) -> bytes:
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(body)) + body
+
+
+class ProcessWorker:
+    """The application's side of one worker process."""
+
+    def __init__(self, factories: Mapping[str, Factory], policies: Mapping[str, Policy]) -> None:
+        self._setup = Setup(factories, policies)
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    async def run(self, receive: Receive) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await _spawn(theirs.fileno())
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(_frame(self._setup))
+        try:
+            while True:
+                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                message: Up = pickle.loads(await reader.readexactly(size))  # noqa: S301 ours alone
+                self._watch(message)
+                receive(message)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise WorkerLost(f"The worker process ended with {await self._reap()}.") from error
+        finally:
+            await self.stop()
+
+    def send(self, message: Down) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(_frame(message))
+
+    async def stop(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._writer is not None:
+            self._writer.close()  # the process sees its end of the pair close, and leaves
+        await self._reap()
+
+    async def _reap(self) -> int | None:
+        """Wait for the process, a little; then end it."""
+        if self._process is None:
+            return None
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                return await self._process.wait()
+        except TimeoutError:
+            self._kill()
+            return await self._process.wait()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def _watch(self, message: Up) -> None:
+        """A call that takes far longer than predicted is a hang, and its worker is killed."""
+        if isinstance(message, Calling | Report) and self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if isinstance(message, Calling):
+            bound = max(HANG_SECONDS, HANG_FACTOR * message.seconds)
+            self._alarm = asyncio.get_running_loop().call_later(bound, self._hung, bound)
+
+    def _hung(self, bound: float) -> None:
+        log.error("a device call took over %.0f s; its worker is killed", bound)
+        self._kill()
+
+
+async def _spawn(descriptor: int) -> asyncio.subprocess.Process:
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "queueing.process",
+        str(descriptor),
+        pass_fds=(descriptor,),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+class _Pipe:
+    """The process's side of the socket pair."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._file = self._socket.makefile("rb")
+
+    def read(self) -> object | None:
+        """The next message; None when the application is gone."""
+        header = self._file.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        body = self._file.read(HEADER.unpack(header)[0])
+        message: object = pickle.loads(body)  # noqa: S301 ours alone
+        return message
+
+    def send(self, message: object) -> None:
+        self._socket.sendall(_frame(message))
+
+
+def _listen(pipe: _Pipe, inbox: Inbox, engine: Engine) -> None:
+    """Read messages for ever; cancels are flagged at once, for a long step to see."""
+    while (message := pipe.read()) is not None:
+        if isinstance(message, Cancel):
+            engine.flag(message.id)
+        inbox.put(message)  # type: ignore[arg-type]
+    os._exit(0)  # the application is gone: so are we, whatever the device does
+
+
+def main(descriptor: int) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application, which closes us
+    pipe = _Pipe(descriptor)
+    setup = pipe.read()
+    if not isinstance(setup, Setup):
+        raise TypeError(f"expected Setup, got {type(setup).__name__}. This is a bug.")
+    inbox: Inbox = queue.SimpleQueue()
+    engine = Engine(build(setup.factories), setup.policies, monotonic, pipe.send)
+    threading.Thread(target=_listen, args=(pipe, inbox, engine), daemon=True).start()
+    serve(engine, inbox, pipe.send, monotonic)
+
+
+if __name__ == "__main__":
+    # Run under its real name, so that messages pickle as what the application knows.
+    from queueing import process
+
+    logging.basicConfig(level=os.environ.get("CARPOOL_LOG", "WARNING"))
+    process.main(int(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""Where an engine runs: the loop around it, and the worker that is a thread of this process.
+
+A worker takes messages down and gives messages up; it does not know requests' callers or sessions' limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from queueing.clock import Clock, monotonic
+from queueing.engine import Engine
+from queueing.work import Cancel, Down, Drain, Pipeline, Policy, Ready, Up, WorkerLost
+
+log = logging.getLogger("carpool.worker")
+
+Factory: TypeAlias = str | tuple[str, Mapping[str, Any]]  # "package.module:name", keyword arguments
+Receive: TypeAlias = Callable[[Up], None]
+Inbox: TypeAlias = "queue.SimpleQueue[Down]"
+
+
+class Worker(Protocol):
+    """One owner of one device."""
+
+    async def run(self, receive: Receive) -> None:
+        """Live, passing every message up on the event loop; raises WorkerLost when it dies."""
+        ...
+
+    def send(self, message: Down) -> None:
+        """Pass a message down; never blocks; ignored when nobody is there."""
+        ...
+
+    async def stop(self) -> None:
+        """End it now, whatever it does."""
+        ...
+
+
+def build(factories: Mapping[str, Factory]) -> dict[str, Pipeline]:
+    """Make the pipelines that dotted names stand for."""
+    made = {}
+    for task, factory in factories.items():
+        name, arguments = (factory, {}) if isinstance(factory, str) else factory
+        module, _, attribute = name.partition(":")
+        made[task] = getattr(importlib.import_module(module), attribute)(**arguments)
+    return made
+
+
+def serve(engine: Engine, inbox: Inbox, send: Receive, clock: Clock) -> None:
+    """Run an engine until it is drained: read what came, tick, report; wait when there is nothing."""
+    send(Ready(engine.room()))
+    quiet = True
+    while not (engine.draining and engine.idle):
+        if quiet:
+            timeout = None if engine.wake is None else max(engine.wake - clock(), 0.0)
+            _read(engine, inbox, timeout)
+        while not inbox.empty():
+            engine.handle(inbox.get())
+        report = engine.tick()
+        quiet = report is None
+        if report is not None:
+            send(report)
+
+
+def _read(engine: Engine, inbox: Inbox, timeout: float | None) -> None:
+    try:
+        engine.handle(inbox.get(timeout=timeout))
+    except queue.Empty:
+        return
+
+
+class ThreadWorker:
+    """An engine in a thread; for tests, and for pipelines that cannot take the process down."""
+
+    def __init__(
+        self,
+        factories: Mapping[str, Factory],
+        policies: Mapping[str, Policy],
+        clock: Clock = monotonic,
+    ) -> None:
+        self._factories = factories
+        self._policies = policies
+        self._clock = clock
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._engine: Engine | None = None
+
+    async def run(self, receive: Receive) -> None:
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[Exception | None] = loop.create_future()
+
+        def send(message: Up) -> None:
+            loop.call_soon_threadsafe(receive, message)
+
+        def work() -> None:
+            error: Exception | None = None
+            try:
+                pipelines = build(self._factories)
+                self._engine = Engine(pipelines, self._policies, self._clock, send)
+                serve(self._engine, self._inbox, send, self._clock)
+            except Exception as problem:  # the border of a worker: what gets here is our bug
+                log.exception("the engine failed")
+                error = problem
+            loop.call_soon_threadsafe(over.set_result, error)
+
+        threading.Thread(target=work, name="carpool-engine", daemon=True).start()
+        if (await asyncio.shield(over)) is not None:
+            raise WorkerLost("The engine failed.")
+
+    def send(self, message: Down) -> None:
+        if isinstance(message, Cancel) and self._engine is not None:
+            self._engine.flag(message.id)
+        self._inbox.put(message)
+
+    async def stop(self) -> None:
+        self.send(Drain())
