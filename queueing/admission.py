@@ -389,6 +389,15 @@ class Admission:
         running = self.ledger.running(session) - leaving
         return running >= 2 and self.ledger.served(session) > mine
 
+    def _keep_promise(self, worker: int, desk: _Desk, victim: str) -> None:
+        """The row of a victim is free: it goes to the one for whom it was asked."""
+        ticket = desk.promised.pop(victim, None)
+        if ticket is None or not self.queue.has(ticket.request.id):
+            return
+        if self._fits(desk, ticket) is Fit.YES:
+            self.queue.remove(ticket.request.id)
+            self._start(worker, desk, [self._book(desk, ticket)])
+
     # Reports and ends
 
     def _report(self, worker: int, desk: _Desk, report: Report) -> None:
@@ -409,7 +418,9 @@ class Admission:
         for id, end in report.ended.items():
             self._ended(desk, id, end)
         for id, parked in report.parked.items():
-            self._parked(worker, desk, id, list(parked))
+            self._parked(desk, id, list(parked))
+        for id in [*report.ended, *report.parked]:
+            self._keep_promise(worker, desk, id)
         self.fill()
 
     def _called(self, worker: int, desk: _Desk, call: Call, now: float) -> None:
@@ -432,13 +443,12 @@ class Admission:
         self.queue.charge(ticket.request, seconds, -ticket.prepaid)
         ticket.prepaid = 0.0
 
-    def _parked(self, worker: int, desk: _Desk, id: str, marks: list[object]) -> None:
-        """A row gave its place up: it waits at the front of its session, and the promise is kept."""
+    def _parked(self, desk: _Desk, id: str, marks: list[object]) -> None:
+        """A row gave its place up: it waits at the front of its session."""
         ticket = desk.tickets.get(id)
         if ticket is None:
             return
         self._give_back(desk, ticket)
-        promised = desk.promised.pop(id, None)
         if ticket.stream.status.terminal:
             self._close(ticket)
         else:
@@ -446,10 +456,6 @@ class Admission:
             self._rest(ticket, Status.PARKED)
             self.metrics.parked += 1
             self.queue.push(ticket, front=True)
-        if promised is not None and self.queue.has(promised.request.id):
-            if self._fits(desk, promised) is Fit.YES:
-                self.queue.remove(promised.request.id)
-                self._start(worker, desk, [self._book(desk, promised)])
 
     def _ended(self, desk: _Desk, id: str, end: End) -> None:
         ticket = desk.tickets.get(id)

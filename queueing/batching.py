@@ -16,7 +16,7 @@ from queueing.fairqueue import FLOOR
 from queueing.work import Key, Policy, Priority, Reason, Row, Work
 
 QUANTUM = 0.2  # seconds a lane keeps the device while another waits
-QUIET = 0.002  # seconds after somebody else's call or arrival before background takes the device
+QUIET = 0.05  # seconds at most that background waits for others to come back, or one call's length
 STRIDE = 0.01  # seconds of consecutive forwards worth one report, when no other lane waits
 BURST = 0.02  # share of a call's seconds that it may be held back while a burst arrives
 BURST_GAP = 0.002  # and seconds at most, since the last arrival
@@ -114,8 +114,6 @@ class Batcher:
         ahead = [row for row in rows if row.request.priority is not Priority.BACKGROUND]
         self._count_background(bool(behind))
         owed = bool(behind) and self._background < FLOOR * self._all
-        if behind and not ahead and not owed and now < self._disturbed + QUIET:
-            return Wait(self._disturbed + QUIET)
         pool = behind if owed or not ahead else ahead
         ranks = {row.request.id: _rank(row, served) for row in rows}
         lanes: dict[Lane, list[Row]] = {}
@@ -123,9 +121,9 @@ class Batcher:
             lanes.setdefault((row.request.task, _work(row).key), []).append(row)
         lane = self._pick(lanes, ranks, now)
         batch = self._fill(lane, lanes[lane], len(lanes) == 1, now)
-        until = self._hold(batch, now)
-        if until is not None:
-            self._held = True
+        until = self._yield(batch) if pool is behind and not owed else self._hold(batch, now)
+        if until > now:
+            self._held = pool is ahead
             return Wait(until)
         if self._held and batch.reason is Reason.IDLE:
             batch = replace(batch, reason=Reason.BURST_OVER)
@@ -208,40 +206,43 @@ class Batcher:
         policy = self._policies[lane[0]]
         weight = sum(_work(row).weight for row in rows)
         load = sum(_work(row).weight * _work(row).least for row in rows)
-        serial = all(_work(row).serial for row in rows)
-        room = min(policy.units, self._caps.limit(lane)) - load
-        if limit < math.inf:
-            room = min(room, self._costs.units(lane, weight, limit) - load)
+        timed = Reason.BUDGET if limit == policy.target else Reason.DEADLINE
+        most = self._costs.units(lane, weight, limit) if limit < math.inf else math.inf
+        memory = self._caps.limit(lane)
+        bound, why = min((policy.units, Reason.FULL), (memory, Reason.MEMORY), (most, timed))
         stride = 1
-        if serial and alone:
+        if alone and all(_work(row).serial for row in rows):
             forward = self._costs.seconds(lane, 1, weight, load)
             stride = max(int(min(STRIDE, limit) / max(forward, 1e-9)), 1)
+        room = max(bound - load, 0)
         grants = []
         for row in rows:
             work = _work(row)
             if work.serial:
                 grants.append(min(work.most, max(work.least, stride)))
                 continue
-            extra = min(work.most - work.least, int(max(room, 0) / work.weight))
+            extra = int(min(work.most - work.least, room / work.weight))
             room -= extra * work.weight
             grants.append(work.least + extra)
             if extra < work.most - work.least and reason is Reason.IDLE:
-                reason = Reason.FULL if limit == math.inf else Reason.BUDGET
+                reason = why
         return Batch.of(rows, grants, reason)
 
-    def _hold(self, batch: Batch, now: float) -> float | None:
-        """Until when an incomplete call of single-call rows is held back while a burst still arrives."""
-        if batch.reason is not Reason.IDLE or not all(row.request.single for row in batch.rows):
-            return None
+    def _yield(self, batch: Batch) -> float:
+        """Background waits for those who were just served as long as its call would hold them up."""
+        return self._disturbed + min(QUIET, self.seconds(batch))
+
+    def _hold(self, batch: Batch, now: float) -> float:
+        """Until when an incomplete call of single-call rows is held back while a burst arrives."""
         policy = self._policies[batch.lane[0]]
-        if batch.weight >= policy.rows:
-            return None
+        if batch.reason is not Reason.IDLE or batch.weight >= policy.rows:
+            return now
+        if not all(row.request.single for row in batch.rows):
+            return now
         first = min(row.arrived for row in batch.rows)
         last = max(row.arrived for row in batch.rows)
         gap = min(BURST_GAP, BURST * self.seconds(batch))
-        until = min(last + gap, first + BURST_LENGTH * gap)
-        until = max(until, first + policy.wait)
-        return until if until > now else None
+        return max(min(last + gap, first + BURST_LENGTH * gap), first + policy.wait)
 
 
 def _work(row: Row) -> Work:

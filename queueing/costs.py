@@ -16,6 +16,7 @@ from queueing.work import Key
 PRIOR = (0.02, 0.002, 0.0005)  # seconds per forward, per row and forward, per unit
 FORGETTING = 0.98
 RIDGE = 0.002
+SETTLED = 8  # calls after which only every so many are refitted
 CLEAN_CALLS = 50  # at the cap, before it grows again
 
 
@@ -56,7 +57,8 @@ class _Fit:
             self.vector[i] = FORGETTING * self.vector[i] + features[i] * seconds
             for j in range(3):
                 self.matrix[i][j] = FORGETTING * self.matrix[i][j] + features[i] * features[j]
-        self.answer = None
+        if self.calls <= SETTLED or self.calls % SETTLED == 0:
+            self.answer = None
 
     def coefficients(self) -> tuple[float, float, float]:
         if self.answer is None:
