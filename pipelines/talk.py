@@ -1,0 +1,54 @@
+"""A conversation in three shapes: as a page holds it, as plain messages, as what a front checks.
+
+It judges nothing and knows no model: whatever a caller sent is put there for the front to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+
+SAMPLING: Mapping[str, Any] = {
+    "max_tokens": 256,
+    "temperature": 0.2,
+    "top_p": 0.9,
+    "top_k": 0,
+    "repetition_penalty": 1.1,
+    "seed": None,
+    "stop": None,
+}
+
+
+def said(role: str, content: Any) -> Message:
+    return {"role": role, "content": content}
+
+
+def spoken(talk: list[Message]) -> list[Message]:
+    """The page's conversation as plain messages."""
+    return [said(turn["role"], "".join(map(_text, turn["content"]))) for turn in talk]
+
+
+def drawn(messages: list[Message]) -> list[Message]:
+    """Plain messages as the page takes them, their text untouched."""
+    return [said(turn["role"], [{"type": "text", "text": turn["content"]}]) for turn in messages]
+
+
+def asked(messages: list[Message], index: int) -> tuple[list[Message], str]:
+    """What was said before the person's message at or before an index, and that message."""
+    turns = [at for at, turn in enumerate(messages[: index + 1]) if turn["role"] == "user"]
+    return (messages[: turns[-1]], messages[turns[-1]]["content"]) if turns else ([], "")
+
+
+def payload(system: Any, history: Any, message: Any, sampling: Mapping[str, Any]) -> Message:
+    """What the chat front checks: the system prompt if any, what was said, and the message."""
+    messages = [] if history is None else history
+    if isinstance(messages, list):  # the front refuses anything else
+        first = [] if system in ("", None) else [said("system", system)]
+        messages = [*first, *messages, said("user", message)]
+    return {"messages": messages, **sampling}
+
+
+def _text(part: Any) -> str:
+    return part.get("text", "") if isinstance(part, dict) else str(part)

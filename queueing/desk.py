@@ -1,0 +1,203 @@
+"""The front desk: takes one payload from check to end and says, in sentences, what becomes of it.
+
+Pages and APIs differ only in how they show a View. It knows no page, no transport and no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from queueing.dispatcher import Dispatcher, TaskState
+from queueing.people import Person
+from queueing.places import Place
+from queueing.stream import Stream
+from queueing.work import Card, Full, Invalid, Request, Status
+
+BEAT = 0.9  # seconds: at least one View in each, because only a yield notices a caller that left
+PACE = 1 / 12  # seconds between two Views of one ride, longer when many ride
+SHARE = 1 / 250  # seconds of pace that each ride adds: a View costs about a millisecond
+
+
+class Phase(StrEnum):
+    """What a caller sees of a request's life; the last four are terminal."""
+
+    LOADING = "loading"
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    REFUSED = "refused"  # before it was queued
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (Phase.LOADING, Phase.WAITING, Phase.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a caller may see now: where the request is, in a sentence, and all text so far."""
+
+    phase: Phase
+    line: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, under which id, and which tab may cancel that id."""
+
+    person: Person
+    id: str
+    tab: str
+    gone: bool = False  # cancelled before the call got here
+
+
+class Front(Protocol):
+    """The checks of one task in the application process; both raise Invalid."""
+
+    def check_settings(self, payload: Any) -> None:
+        """What can be judged before the model is there."""
+        ...
+
+    def check(self, payload: Any, card: Card) -> Request: ...
+
+
+@dataclass(slots=True, eq=False)
+class Ride:
+    """One call at the desk, from its first moment, when there is no stream yet, to its end."""
+
+    caller: Caller
+    stopped: bool = False
+    silent: bool = False  # another call took its place on the page: it shows nothing more
+    stream: Stream | None = None
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.stream is not None:
+            self.stream.cancel()
+
+
+class Desk:
+    """Follows every call of this application; lives on one event loop."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        fronts: Mapping[str, Front],
+        summaries: Mapping[str, Callable[[Stream], str]],
+        grace: float = 0.0,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self._fronts = fronts
+        self._summaries = summaries
+        self._grace = grace  # seconds a stream outlives a caller that vanished
+        self._rides: dict[str, Ride] = {}
+
+    def stop(self, id: str, tab: str, silent: bool = False) -> bool:
+        """Stop a call if that tab made it; a foreign or unknown id changes nothing."""
+        ride = self._rides.get(id)
+        if ride is None or ride.caller.tab != tab:
+            return False
+        ride.silent = silent
+        ride.stop()
+        return True
+
+    def stop_own(self, id: str, person: Person) -> bool:
+        """Stop a call if that person made it, from whatever tab."""
+        ride = self._rides.get(id)
+        return ride is not None and ride.caller.person == person and self.stop(id, ride.caller.tab)
+
+    async def follow(self, task: str, payload: Any, caller: Caller) -> AsyncIterator[View]:
+        """Views of one request until its end; closing the iterator early counts as leaving."""
+        ride = self._rides[caller.id] = Ride(caller, stopped=caller.gone)
+        try:
+            yield View(Phase.WAITING, "One moment")
+            async for view in self._views(ride, task, payload):
+                if not ride.silent:
+                    yield view
+        except (Invalid, Full) as error:
+            yield View(Phase.REFUSED, str(error))
+        finally:
+            del self._rides[caller.id]
+            self._leave(ride)
+
+    async def _views(self, ride: Ride, task: str, payload: Any) -> AsyncIterator[View]:
+        front = self._fronts[task]
+        front.check_settings(payload)
+        state = self.dispatcher.state(task)
+        while state.card is None and not state.error and not ride.stopped:
+            yield View(Phase.LOADING, loading_line(state))
+            await asyncio.sleep(self._pace())
+            state = await self.dispatcher.loaded(task, BEAT - self._pace())
+        if state.card is None and state.error and not ride.stopped:
+            yield View(Phase.FAILED, f"The model could not be loaded. {state.error}")
+            return
+        request = state.card and await asyncio.to_thread(front.check, payload, state.card)
+        if request is None or ride.stopped:
+            yield View(Phase.STOPPED, "Stopped before it began")
+            return
+        person = ride.caller.person
+        ride.stream = self.dispatcher.submit(request, person.name, capped=person.capped)
+        async for view in self._stream_views(task, ride.stream):
+            yield view
+
+    async def _stream_views(self, task: str, stream: Stream) -> AsyncIterator[View]:
+        version = stream.version
+        while not stream.status.terminal:
+            yield self._view(stream)
+            await asyncio.sleep(self._pace())
+            version = await stream.changed(version, BEAT - self._pace())
+        yield self._last(task, stream)
+
+    def _view(self, stream: Stream) -> View:
+        if stream.status is Status.WAITING:
+            return View(Phase.WAITING, waiting_line(self.dispatcher.place(stream.id)))
+        return View(Phase.RUNNING, running_line(stream), stream.text)
+
+    def _last(self, task: str, stream: Stream) -> View:
+        if stream.status is Status.FINISHED:
+            return View(Phase.FINISHED, self._summaries[task](stream), stream.text)
+        if stream.status is Status.CANCELLED:
+            return View(Phase.STOPPED, "Stopped", stream.text)
+        return View(Phase.FAILED, str(stream.error or stream.status), stream.text)
+
+    def _pace(self) -> float:
+        return min(max(PACE, SHARE * len(self._rides)), BEAT / 2)
+
+    def _leave(self, ride: Ride) -> None:
+        stream = ride.stream
+        if stream is not None and not stream.status.terminal:
+            asyncio.get_running_loop().call_later(self._grace, stream.cancel)
+
+
+def loading_line(state: TaskState) -> str:
+    what = state.text.rstrip(". ") or "starting"
+    return f"The model is loading, {state.fraction:.0%}: {what}. Your turn comes right after"
+
+
+def waiting_line(place: Place | None) -> str:
+    if place is None:
+        return "About to start"
+    where = "Next in line" if place.position == 1 else f"Number {place.position} in line"
+    return where if place.seconds is None else f"{where}, about {spell(place.seconds)} to go"
+
+
+def running_line(stream: Stream) -> str:
+    if stream.status is Status.PARKED:
+        return "Paused to let others ride, continues soon"
+    doing = "Writing" if stream.text else "Reading"
+    if stream.riders == 0:
+        return doing
+    return f"{doing}, {'alone' if stream.riders == 1 else f'{stream.riders} share'} in this batch"
+
+
+def spell(seconds: float) -> str:
+    """A duration in the words of a waiting room."""
+    if seconds < 1:
+        return "a second"
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
