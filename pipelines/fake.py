@@ -59,6 +59,10 @@ class FakeState:
     kept: int = 0  # steps done before it was opened, to be prepared again
 
 
+def _poison() -> None:
+    raise ValueError("poison")
+
+
 def word(job: FakeJob, step: int) -> str:
     """The output of one step: a function of (request, progress) alone."""
     return f"{zlib.crc32(f'{job.seed}:{step}'.encode()) % 16**5:05x} "
@@ -135,10 +139,12 @@ class FakePipeline:
         weight = sum(work.weight for work in works)
         if self._out_of_memory_at and weight >= self._out_of_memory_at:
             raise OutOfMemory("The pretended device is full.")
-        self._strike(rows, grants, works)
+        self._strike(rows, grants, works, "crash_at", self._crash)
+        self._strike(rows, grants, works, "hang_at", lambda: self._spend(3600.0))
         forwards = max((g for w, g in zip(works, grants, strict=True) if w.serial), default=1)
         units = sum(w.weight * grant for w, grant in zip(works, grants, strict=True))
         self._spend(forwards * (self._forward + self._row * weight) + self._unit * units)
+        self._strike(rows, grants, works, "poison_at", _poison)
         return [
             self._advance(row, work, grant)
             for row, work, grant in zip(rows, works, grants, strict=True)
@@ -152,16 +158,20 @@ class FakePipeline:
     def close(self, row: Row) -> None:
         self.held.pop(row.request.id, None)
 
-    def _strike(self, rows: Sequence[Row], grants: Sequence[int], works: Sequence[Work]) -> None:
+    def _strike(
+        self,
+        rows: Sequence[Row],
+        grants: Sequence[int],
+        works: Sequence[Work],
+        fault: str,
+        strike: Callable[[], None],
+    ) -> None:
+        """Let a fault happen if a row reaches the step at which it was told to."""
         for row, grant, work in zip(rows, grants, works, strict=True):
-            job: FakeJob = row.request.payload
-            steps = range(row.state.done, row.state.done + (grant if work.serial else 1))
-            if job.crash_at in steps:
-                self._crash()
-            if job.hang_at in steps:
-                self._spend(3600.0)
-            if job.poison_at in steps:
-                raise ValueError("poison")
+            at = getattr(row.request.payload, fault)
+            done = row.state.done
+            if at >= 0 and done <= at < done + (grant if work.serial else 1):
+                strike()
 
     def _advance(self, row: Row, work: Work, grant: int) -> Advance:
         job: FakeJob = row.request.payload

@@ -350,23 +350,22 @@ class Engine:
             self._served[session] = self._served.get(session, 0.0) + share / row.request.pace
 
     def _failed(self, batch: Batch, error: Exception, seconds: float) -> None:
-        """Out of memory lowers a cap and the rows wait for a smaller call; anything else is halved."""
-        rows, grants = batch.rows, batch.grants
-        memory = isinstance(error, OutOfMemory)
+        """Repeat a failed call in halves; a row that fails alone is the culprit, or wants memory."""
+        rows, memory = batch.rows, isinstance(error, OutOfMemory)
         if memory:
             self.caps.failed(batch.lane, batch.load)
             self._charge(rows, seconds, [1.0] * len(rows))
-            if len(rows) == 1 and batch.load <= batch.works[0].weight * batch.works[0].least:
-                self._make_room(rows[0])
-        elif len(rows) == 1:
+        if len(rows) > 1:
+            half = len(rows) // 2
+            self._retries.append((rows[half:], batch.grants[half:]))
+            self._retries.append((rows[:half], batch.grants[:half]))
+            for row in rows:
+                row.blame += 0.0 if memory else seconds
+        elif not memory:
             self._charge(rows, seconds + rows[0].blame, [1.0])
             self._end(rows[0], Status.FAILED, _told(error))
-        else:
-            for row in rows:
-                row.blame += seconds
-            half = len(rows) // 2
-            self._retries.append((rows[half:], grants[half:]))
-            self._retries.append((rows[:half], grants[:half]))
+        elif batch.load <= batch.works[0].weight * batch.works[0].least:
+            self._make_room(rows[0])
 
     def _make_room(self, row: Row) -> None:
         """Memory ran out for a row alone: park the least deserving other row, or fail this one."""

@@ -1,0 +1,142 @@
+"""The seam to Hugging Face models: one attention function, "carpool", that reads and writes our pages.
+
+A forward is called on packed tokens [1, tokens] inside `attending(batch)`; the function then puts each
+layer's keys and values where the batch says and attends from there. A layer's geometry is learned from its
+first call, never from a config. It does not know requests, models or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import grouped
+from kernels.reference import Shape, Span, write
+
+NAME = "carpool"
+
+# Said by models to every attention; they ask for nothing.
+_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "position_embeddings"})
+
+
+class Pages:
+    """Keys and values of every layer: `count` pages of `size` tokens, and page 0, nobody's and zero."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count = count
+        self.size = size
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The pages of one layer, made when its first keys and values [tokens, heads, width] are seen."""
+        found = self.layers.get(index)
+        if found is None:
+            found = (self._like(key), self._like(value))
+            self.layers[index] = found
+        return found
+
+    def grown(self, count: int) -> Pages:
+        """Empty pages of the same geometry, `count` of them."""
+        other = Pages(count, self.size)
+        for index, (key, value) in self.layers.items():
+            other.layer(index, key[0], value[0])
+        return other
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Over all layers; known once a forward has been through."""
+        pairs = self.layers.values()
+        return sum(pages[0, 0].numel() * pages.element_size() for pair in pairs for pages in pair)
+
+    def _like(self, tokens: Tensor) -> Tensor:
+        # Not zeroed: pages are wiped when a row begins them, and the host gives memory when it is touched.
+        pages = tokens.new_empty(self.count + 1, self.size, *tokens.shape[1:])
+        pages[0] = 0
+        return pages
+
+
+class Batch:
+    """One forward's rows: where their tokens go, and a reading plan per sliding window, made once."""
+
+    def __init__(self, pages: Pages, spans: Sequence[Span], device: torch.device) -> None:
+        self.pages = pages
+        self.spans = spans
+        self.device = device
+        slots: list[int] = []
+        fresh: list[int] = []
+        for span in spans:
+            for position in range(span.length - span.count, span.length):
+                page, offset = span.pages[position // pages.size], position % pages.size
+                slots.append(page * pages.size + offset)
+                if offset == 0:
+                    fresh.append(page)
+        self.slots = torch.tensor(slots, device=device)  # [tokens]
+        self.fresh = torch.tensor(fresh, dtype=torch.long, device=device)
+        self.calls = 0  # attention layers that came by
+        self._plans: dict[int | None, grouped.Plan] = {}
+
+    def plan(self, window: int | None) -> grouped.Plan:
+        """The plan for layers with this window."""
+        found = self._plans.get(window)
+        if found is None:
+            found = grouped.plan(self.spans, window, self.pages.size, self.device)
+            self._plans[window] = found
+        return found
+
+
+# Models hand nothing of ours down to their layers, so the batch of the running forward waits here.
+_current: ContextVar[Batch] = ContextVar("carpool_batch")
+
+
+@contextmanager
+def attending(batch: Batch) -> Iterator[Batch]:
+    """For the length of a forward, attention of this thread reads and writes by `batch`."""
+    token = _current.set(batch)
+    try:
+        yield batch
+    finally:
+        _current.reset(token)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **asked: Any,
+) -> tuple[Tensor, None]:
+    """One layer, by the interface of transformers: query [1, heads, tokens, width], out [1, tokens, ...]."""
+    shape = _shape(query, attention_mask, scaling, dropout, asked)
+    batch = _current.get()
+    index: Any = module.layer_idx
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)  # [tokens, heads, width]
+    key_pages, value_pages = batch.pages.layer(index, key, value)
+    write(key_pages, value_pages, key, value, batch.slots, batch.fresh)
+    batch.calls += 1
+    packed = query[0].transpose(0, 1).contiguous()
+    return grouped.attend(packed, key_pages, value_pages, batch.plan(shape.window), shape)[None], None
+
+
+def _shape(
+    query: Tensor, mask: Tensor | None, scaling: float | None, dropout: float, asked: dict[str, Any]
+) -> Shape:
+    """What the layer asks for; anything unknown is refused, because ignoring it would be wrong quietly."""
+    window = asked.pop("sliding_window", None)
+    softcap = asked.pop("softcap", None)
+    sinks = asked.pop("s_aux", None)
+    if asked.pop("is_causal", None) is False:
+        raise NotImplementedError("This model's attention looks ahead; paged attention is causal.")
+    unknown = [name for name, value in asked.items() if name not in _HARMLESS and value is not None]
+    unknown = [name for name in unknown if asked[name] is not False]  # output_attentions=False and such
+    if unknown or mask is not None or dropout:
+        names = ", ".join([*unknown, *["attention_mask"] * (mask is not None), *["dropout"] * bool(dropout)])
+        raise NotImplementedError(f"This model asks its attention for {names}, which pages do not have.")
+    return Shape(scaling or query.shape[-1] ** -0.5, window, softcap, sinks)

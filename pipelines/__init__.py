@@ -1,0 +1,34 @@
+"""The registry of tasks: for each name, where its pipeline and its front are found, as dotted paths.
+
+Nothing is imported before it is asked for: the application process takes fronts, a worker takes pipelines,
+and neither pays for the other. It does not know policies, pages or queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Dotted paths, `module:name`, of things to call without arguments or with settings by name."""
+
+    pipeline: str
+    front: str
+
+
+TASKS: dict[str, Task] = {
+    "chat": Task(pipeline="pipelines.text:TextPipeline", front="pipelines.fronts:ChatFront"),
+}
+
+
+def factory(dotted: str) -> Callable[..., Any]:
+    """What a dotted path `module:name` names; imports its module."""
+    module, _, name = dotted.partition(":")
+    if not name:
+        raise ValueError(f"{dotted!r} names no factory; write it as module:name.")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found

@@ -1,0 +1,42 @@
+"""The words of a chat between its front and its pipeline: a checked job, and what became of it.
+
+Both sides import it, so it imports neither torch nor a tokenizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Reason: TypeAlias = Literal["stop", "length", "stop string"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the next token is chosen and when an answer ends."""
+
+    max_tokens: int
+    temperature: float  # 0 takes the likeliest token always
+    top_p: float
+    top_k: int  # 0 means all
+    repetition_penalty: float  # 1 means none
+    seed: int
+    stop: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJob:
+    """A conversation as token ids, ready to be continued."""
+
+    prompt: tuple[int, ...]
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResult:
+    """Why an answer ended: the model's own end, the limit of tokens, or one of the stop strings."""
+
+    reason: Reason
+    prompt_tokens: int
+    output_tokens: int
+    seed: int

