@@ -36,9 +36,7 @@ def world(
     knobs = {**COST, **knobs}
 
     def pipelines(clock: VirtualClock) -> dict[str, FakePipeline]:
-        return {
-            task: FakePipeline(spend=clock.advance, crash=crash, **knobs) for task in policies
-        }
+        return {task: FakePipeline(spend=clock.advance, crash=crash, **knobs) for task in policies}
 
     return Simulation(policies, pipelines, limits, workers)
 
