@@ -1,0 +1,30 @@
+"""Runs the application as `python app.py` does, and tells a test what it asks for.
+
+On SIGUSR1 it writes the names of all imported modules to the file named by REPORT. SLOW_LOAD makes
+the pretended model take that many seconds to load.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import app
+from pipelines import Task
+
+
+def report(*_: object) -> None:
+    draft = Path(os.environ["REPORT"] + ".draft")
+    draft.write_text("\n".join(sys.modules))
+    draft.rename(os.environ["REPORT"])
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, report)
+    if "SLOW_LOAD" in os.environ:
+        app.FAKE["chat"] = Task("tests.slow:slow_pipeline", app.FAKE["chat"].front)
+    sys.stdout.write("Imported\n")
+    sys.stdout.flush()
+    app.main()
