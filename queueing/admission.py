@@ -138,13 +138,11 @@ class Admission:
     def expire(self) -> float:
         """End those whose time is over while they wait for the first time; returns the next deadline."""
         now, soonest = self._clock(), math.inf
-        for ticket in list(self.queue.tickets()) + [t for d in self._desks for t in d.suspects]:
-            if ticket.stream.status is Status.PARKED:
-                continue
-            if ticket.deadline <= now:
-                error = Expired(f"It waited {ticket.left:.0f} s, the limit, and was not started.")
-                self._leave(ticket.request.id, Status.EXPIRED, error)
-            else:
+        for ticket in list(self.queue.tickets()):
+            if self._overdue(ticket, now):
+                self.queue.remove(ticket.request.id)
+                self._expire(ticket)
+            elif ticket.stream.status is Status.WAITING:
                 soonest = min(soonest, ticket.deadline)
         return soonest
 
@@ -224,7 +222,8 @@ class Admission:
         waiting = self.queue.waiting(request.session)
         predicted = self._wait_ahead(request.session)
         self.limits.check_person(waiting, capped, predicted)
-        if request.priority is not Priority.BACKGROUND:
+        known = all(self.costs.known((request.task, work.key)) for work in request.plan)
+        if known and request.priority is not Priority.BACKGROUND:
             self.limits.check_wait(predicted)
         if len(self.queue) >= self.limits.total:
             self._shed(request.session, predicted)
@@ -275,9 +274,12 @@ class Admission:
             return []
         if desk.suspects:
             return [] if desk.tickets else [self._book(desk, desk.suspects.pop(0))]
-        picked = []
+        picked, now = [], self._clock()
         while (ticket := self.queue.pull(lambda ticket: self._fits(desk, ticket))) is not None:
-            picked.append(self._book(desk, ticket))
+            if self._overdue(ticket, now):
+                self._expire(ticket)
+            else:
+                picked.append(self._book(desk, ticket))
         return picked
 
     def _fits(self, desk: _Desk, ticket: Ticket) -> Fit:
@@ -411,7 +413,7 @@ class Admission:
         for id, mark in report.marks.items():
             if id in desk.tickets:
                 desk.tickets[id].marks.extend(mark)
-                desk.tickets[id].alone = False
+                self._clear(worker, desk, desk.tickets[id])
         for id, output in report.outputs.items():
             if id in desk.tickets:
                 desk.tickets[id].stream.put(output, now)
@@ -422,6 +424,13 @@ class Admission:
         for id in [*report.ended, *report.parked]:
             self._keep_promise(worker, desk, id)
         self.fill()
+
+    def _clear(self, worker: int, desk: _Desk, ticket: Ticket) -> None:
+        """A suspect got further than when its worker died; it makes way for the next one."""
+        if ticket.alone:
+            ticket.alone = False
+            if desk.suspects:
+                self._send(worker, Park(ticket.request.id))
 
     def _called(self, worker: int, desk: _Desk, call: Call, now: float) -> None:
         self.metrics.called(now, worker, call)
@@ -483,6 +492,14 @@ class Admission:
         self.metrics.finished(ticket.request.task, status, ticket.stream.times)
         self._send(self._desks.index(desk), Cancel(id))
         return True
+
+    def _overdue(self, ticket: Ticket, now: float) -> bool:
+        """Its time is over and it has never run; what was parked does not die for being polite."""
+        return ticket.stream.status is Status.WAITING and ticket.deadline <= now
+
+    def _expire(self, ticket: Ticket) -> None:
+        error = Expired(f"It waited {ticket.left:.0f} s, the limit, and was not started.")
+        self._finish(ticket, Status.EXPIRED, error)
 
     def _suspect(self, id: str) -> Ticket | None:
         for desk in self._desks:

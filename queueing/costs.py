@@ -107,6 +107,11 @@ class Costs:
         a, c, b = self.coefficients(key)
         return forwards * (a + c * rows) + b * units
 
+    def known(self, key: Key) -> bool:
+        """Calls of this key have been seen, beyond the one that warmed up."""
+        fit = self._fits.get(key)
+        return fit is not None and fit.calls > 1
+
     def coefficients(self, key: Key) -> tuple[float, float, float]:
         """(a, c, b): seconds per forward, per row of a forward, per unit."""
         fit = self._fits.get(key)

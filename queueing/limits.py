@@ -61,5 +61,5 @@ def _polite(seconds: float) -> float:
 
 
 def _words(seconds: float) -> str:
-    seconds = _polite(seconds)
+    seconds = max(seconds, 1.0)
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from queueing.clock import monotonic
 from queueing.engine import Engine
@@ -69,7 +70,7 @@ class ProcessWorker:
         try:
             while True:
                 (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                message: Up = pickle.loads(await reader.readexactly(size))  # noqa: S301 ours alone
+                message: Up = pickle.loads(await reader.readexactly(size))
                 self._watch(message)
                 receive(message)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
@@ -139,15 +140,20 @@ class _Pipe:
 
     def read(self) -> object | None:
         """The next message; None when the application is gone."""
-        header = self._file.read(HEADER.size)
-        if len(header) < HEADER.size:
+        try:
+            header = self._file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                return None
+            message: object = pickle.loads(self._file.read(*HEADER.unpack(header)))
+        except OSError:
             return None
-        body = self._file.read(HEADER.unpack(header)[0])
-        message: object = pickle.loads(body)  # noqa: S301 ours alone
         return message
 
     def send(self, message: object) -> None:
-        self._socket.sendall(_frame(message))
+        try:
+            self._socket.sendall(_frame(message))
+        except OSError:
+            _leave()
 
 
 def _listen(pipe: _Pipe, inbox: Inbox, engine: Engine) -> None:
@@ -156,7 +162,12 @@ def _listen(pipe: _Pipe, inbox: Inbox, engine: Engine) -> None:
         if isinstance(message, Cancel):
             engine.flag(message.id)
         inbox.put(message)  # type: ignore[arg-type]
-    os._exit(0)  # the application is gone: so are we, whatever the device does
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """The application is gone: so are we, whatever the device does."""
+    os._exit(0)
 
 
 def main(descriptor: int) -> None:

@@ -19,6 +19,8 @@ from queueing.work import Cancel, Down, Drain, Pipeline, Policy, Ready, Up, Work
 
 log = logging.getLogger("carpool.worker")
 
+STOP_SECONDS = 2.0
+
 Factory: TypeAlias = str | tuple[str, Mapping[str, Any]]  # "package.module:name", keyword arguments
 Receive: TypeAlias = Callable[[Up], None]
 Inbox: TypeAlias = "queue.SimpleQueue[Down]"
@@ -87,13 +89,16 @@ class ThreadWorker:
         self._clock = clock
         self._inbox: Inbox = queue.SimpleQueue()
         self._engine: Engine | None = None
+        self._over: asyncio.Future[Exception | None] | None = None
 
     async def run(self, receive: Receive) -> None:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[Exception | None] = loop.create_future()
+        self._over = over
 
         def send(message: Up) -> None:
-            loop.call_soon_threadsafe(receive, message)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(receive, message)
 
         def work() -> None:
             error: Exception | None = None
@@ -104,7 +109,8 @@ class ThreadWorker:
             except Exception as problem:  # the border of a worker: what gets here is our bug
                 log.exception("the engine failed")
                 error = problem
-            loop.call_soon_threadsafe(over.set_result, error)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(over.set_result, error)
 
         threading.Thread(target=work, name="carpool-engine", daemon=True).start()
         if (await asyncio.shield(over)) is not None:
@@ -116,4 +122,7 @@ class ThreadWorker:
         self._inbox.put(message)
 
     async def stop(self) -> None:
+        """Drain; a thread in a long step cannot be ended and is left behind."""
         self.send(Drain())
+        if self._over is not None:
+            await asyncio.wait((self._over,), timeout=STOP_SECONDS)
