@@ -14,7 +14,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from queueing.work import Advance, Card, Mark, OutOfMemory, Output, Request, Row, Tell, Work
+from pipelines.chat import ChatResult
+from pipelines.fronts import check_settings
+from queueing.work import (
+    Advance,
+    Card,
+    Invalid,
+    Mark,
+    OutOfMemory,
+    Output,
+    Request,
+    Row,
+    Tell,
+    Work,
+)
 
 WIDTH = 6  # characters of a word, with its space
 
@@ -38,6 +51,7 @@ class FakeJob:
     poison_at: int = -1
     hang_at: int = -1
     crash_at: int = -1
+    result: Any = None  # what a stream gives with its last word
 
     def request(self, **fields: Any) -> Request:
         """A checked request for this job."""
@@ -192,11 +206,33 @@ class FakePipeline:
         if job.kind is Kind.STEPPED:
             return Output(preview=word(job, end), progress=progress)
         text = "".join(word(job, step) for step in range(start, end))
-        return Output(at=start * WIDTH, delta=text, progress=progress)
+        result = job.result if end == job.steps else None
+        return Output(at=start * WIDTH, delta=text, progress=progress, result=result)
+
+
+class ChatFront:
+    """Takes what the chat front takes, judged as it does, for the pretended model."""
+
+    task = "chat"
+
+    def check_settings(self, payload: Any) -> None:
+        check_settings(payload)
+
+    def check(self, payload: Any, card: Card) -> Request:
+        settings, context = check_settings(payload), card.limits["context"]
+        length = sum(len(message["content"]) // 4 + 1 for message in payload["messages"])
+        if length >= context:
+            raise Invalid(
+                f"messages have {length} tokens and the context is {context}; shorten them."
+            )
+        steps = min(settings.max_tokens, context - length)
+        result = ChatResult("length", length, steps, settings.seed)
+        job = FakeJob(Kind.STREAM, length, steps, settings.seed, result=result)
+        return job.request(task=self.task)
 
 
 def expected(job: FakeJob) -> tuple[str, Any]:
     """(text, result) of a request that finishes, whatever happened on the way."""
     if job.kind is Kind.STREAM:
-        return "".join(word(job, step) for step in range(job.steps)), None
+        return "".join(word(job, step) for step in range(job.steps)), job.result
     return "", word(job, 0 if job.kind is Kind.SINGLE else job.steps)
