@@ -16,9 +16,9 @@ import signal
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,56 +32,34 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from pipelines import TASKS, Task, factory
-from pipelines.talk import SAMPLING, asked, drawn, payload, said, spoken
+from pipelines.cache import root
+from pipelines.fronts import check_settings
+from pipelines.talk import SAMPLING, begun, drawn, payload, said, seed_of, spoken, summary
 from queueing.admission import TaskState
-from queueing.desk import Caller, Desk, Phase, View
+from queueing.desk import Caller, Desk, Phase, Service, View
 from queueing.dispatcher import Dispatcher
 from queueing.limits import Limits
 from queueing.payload import BodyLimit, shaped
 from queueing.people import Person, Signer, secret
 from queueing.process import ProcessWorker
-from queueing.stream import Stream
+from queueing.settings import Settings
 from queueing.work import Invalid, Policy
 
 logger = logging.getLogger("carpool")
 ASSETS = Path(__file__).parent / "assets"
 HEADER = "x-carpool-token"
 FAKE = {"chat": Task("pipelines.fake:FakePipeline", "pipelines.fake:ChatFront")}
-GREETING = (
-    "### Ask me anything\nOne model for everybody who is here; you all ride in the same batch."
-)
+GREETING = "### Ask me anything\nOne model for everybody who is here: you share every batch."
+SLIDERS = {  # least, most, step, label
+    "max_tokens": (1, 2048, 1, "Longest answer, in tokens"),
+    "temperature": (0, 2, 0.05, "Temperature (0: the likeliest)"),
+    "top_p": (0.05, 1, 0.05, "Top p"),
+    "top_k": (0, 200, 1, "Top k (0: all)"),
+    "repetition_penalty": (1, 2, 0.05, "Repetition penalty"),
+}
+GUARDS = [Middleware(BodyLimit)]
 OURS = "Something went wrong on our side, and it has been noted. Please try again."
 SHAPE = "data does not have the shape that this endpoint takes; the API page shows it."
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the environment decides; the README lists every name."""
-
-    pipeline: str = "text"
-    chat_model: str = ""
-    rows: int = 16
-    port: int | None = None
-    share: bool = False
-    secret: str = ""
-    cache: Path = Path.home() / ".cache" / "carpool"
-    grace: float = 0.0
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Settings:
-        given = {name: text for name, text in environment.items() if text}
-        port = given.get("CARPOOL_PORT") or given.get("GRADIO_SERVER_PORT")
-        cache = given.get("CARPOOL_CACHE", "~/.cache/carpool")
-        return cls(
-            pipeline=given.get("CARPOOL_PIPELINE", "text"),
-            chat_model=given.get("CARPOOL_CHAT_MODEL", ""),
-            rows=int(given.get("CARPOOL_ROWS", 16)),
-            port=int(port) if port else None,
-            share=given.get("CARPOOL_SHARE", "").lower() in ("1", "true", "yes"),
-            secret=given.get("CARPOOL_SECRET", ""),
-            cache=Path(cache).expanduser(),
-            grace=float(given.get("CARPOOL_GRACE", 0)),
-        )
 
 
 class Door:
@@ -90,14 +68,14 @@ class Door:
     def __init__(self, settings: Settings) -> None:
         tasks = FAKE if settings.pipeline == "fake" else TASKS
         policies = {name: Policy(rows=settings.rows) for name in tasks}
-        fronts = {name: factory(task.front)() for name, task in tasks.items()}
+        chat = Service(factory(tasks["chat"].front)(), check_settings, summary)
         factories = {name: task.pipeline for name, task in tasks.items()}
         limits = Limits()
         self.calls = 2 * limits.total  # Gradio's slots, so that only our queue makes people wait
         worker = partial(ProcessWorker, factories, policies)
         self.dispatcher = Dispatcher(policies, [worker], limits)
-        self.desk = Desk(self.dispatcher, fronts, {"chat": chat_summary}, settings.grace)
-        self.signer = Signer(secret(settings.secret, settings.cache))
+        self.desk = Desk(self.dispatcher, {"chat": chat}, settings.grace)
+        self.signer = Signer(secret(settings.secret, root()))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._early: weakref.WeakSet[Any] = weakref.WeakSet()  # cancelled before they ran
 
@@ -134,25 +112,25 @@ class Door:
 
     def routes(self) -> list[Route]:
         """Stand before Gradio's own, which end all calls of a tab and ask for no owner."""
-        return [
-            Route(f"/gradio_api/{name}{slash}", endpoint, methods=["POST"])
-            for name, endpoint in (("cancel", self._cancel), ("reset", self._reset))
-            for slash in ("", "/")
-        ]
+        paths = [f"/gradio_api/{name}" for name in ("cancel", "cancel/", "reset", "reset/")]
+        return [Route(path, self._end, methods=["POST"]) for path in paths]
 
-    async def _cancel(self, http: Request) -> JSONResponse:
-        body = await _body(http)
-        id, tab = str(body.get("event_id")), str(body.get("session_hash"))
-        event = http.app.get_blocks()._queue.event_ids_to_events.get(id)
-        if not self.desk.stop(id, tab) and event is not None and event.session_hash == tab:
-            self._early.add(event)
+    async def _end(self, http: Request) -> JSONResponse:
+        """One call, for its owner: its tab, or with /reset, which names no tab, its person."""
+        try:
+            body = dict(await http.json())
+        except (TypeError, ValueError):
+            body = {}
+        event = http.app.get_blocks()._queue.event_ids_to_events.get(str(body.get("event_id")))
+        if event is not None and self._owns(http, event, body.get("session_hash")):
+            if not self.desk.stop(event._id, event.session_hash):
+                self._early.add(event)
         return JSONResponse({"success": True})
 
-    async def _reset(self, http: Request) -> JSONResponse:
-        """What a Python client calls that was told to cancel before it knew its id."""
-        body = await _body(http)
-        self.desk.stop_own(str(body.get("event_id")), self._person(http, None, None))
-        return JSONResponse({"success": True})
+    def _owns(self, http: Request, event: Any, tab: Any) -> bool:
+        if "/cancel" in http.url.path:
+            return bool(event.session_hash == tab)
+        return self._person(http, None, None) == self._person(event.request, event.username, None)
 
     def _person(self, http: Request, login: str | None, token: Any) -> Person:
         profile = http.scope.get("session", {}).get("oauth_info", {}).get("userinfo", {})
@@ -161,20 +139,10 @@ class Door:
         return self.signer.person(login, http.headers.get(HEADER) or token, address)
 
 
-async def _body(http: Request) -> dict[str, Any]:
-    try:
-        body = await http.json()
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
-
-
 class Blocks(gr.Blocks):
     """Blocks that refuse a payload of the wrong shape in words, before any component sees it."""
 
-    async def preprocess_data(
-        self, block_fn: Any, inputs: list[Any], *rest: Any, **more: Any
-    ) -> Any:
+    async def preprocess_data(self, block_fn: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
         blocks = block_fn.inputs
         names = [name for name, *_ in get_function_params(block_fn.fn)]
         names += [str(block._id) for block in blocks[len(names) :]]
@@ -214,15 +182,9 @@ class ChatPage:
         self.chatbot = gr.Chatbot(
             show_label=False, elem_id="talk", editable="user", scale=1, examples=examples, **look
         )
-        self.line = gr.HTML(status(), elem_id="line")
-        self.box = gr.Textbox(
-            show_label=False,
-            elem_id="box",
-            placeholder="Write a message",
-            max_lines=8,
-            submit_btn=True,
-            autofocus=True,
-        )
+        self.line = gr.HTML(dot("idle", ""), elem_id="line")
+        look = {"placeholder": "Write a message", "max_lines": 8, "autofocus": True}
+        self.box = gr.Textbox(show_label=False, elem_id="box", submit_btn=True, **look)
         with gr.Accordion("Settings", open=False, elem_id="settings"):
             self.settings = _settings()
 
@@ -253,7 +215,7 @@ class ChatPage:
         seed: int | None = None,
         stop: list[str] | None = None,
     ) -> AsyncIterator[str]:
-        """Answer a message, streaming all text so far. history: {"role", "content"} of each before."""
+        """Answer a message, streaming all text so far. history: {"role", "content"} before it."""
         values = (max_tokens, temperature, top_p, top_k, repetition_penalty, seed, stop)
         asking = payload(system, history, message, dict(zip(SAMPLING, values, strict=True)))
         async with aclosing(self._door.follow("chat", asking, self._door.caller(request))) as views:
@@ -276,9 +238,9 @@ class ChatPage:
         *settings: Any,
     ) -> AsyncIterator[dict[Any, Any]]:
         """One answer on the page: to the message, an example, or one asked again or edited."""
-        before, message = _begun(event, spoken(talk), message)
+        before, message = begun(event._data or {}, spoken(talk), message)
         system, *values = settings
-        values[-2:] = _number(values[-2]), [line for line in values[-1].splitlines() if line]
+        values[-2:] = seed_of(values[-2]), [line for line in values[-1].splitlines() if line]
         asking = payload(system, before, message, dict(zip(SAMPLING, values, strict=True)))
         now, shown = [*before, said("user", message)], ""
         caller = self._door.caller(request, token)
@@ -286,7 +248,7 @@ class ChatPage:
         yield {self.chatbot: drawn(now), self.box: busy, self.ride: caller.id}
         async with aclosing(self._door.follow("chat", asking, caller)) as views:
             async for view in views:
-                update: dict[Any, Any] = {self.line: status(view)}
+                update: dict[Any, Any] = {self.line: dot(view.phase, view.line)}
                 if view.text != shown:
                     shown = view.text
                     update[self.chatbot] = drawn([*now, said("assistant", shown)])
@@ -302,7 +264,7 @@ class ChatPage:
 
     async def clear(self, request: gr.Request, ride: str):
         self._door.desk.stop(ride, request.session_hash, silent=True)
-        return gr.update(submit_btn=True, stop_btn=False), status()
+        return gr.update(submit_btn=True, stop_btn=False), dot("idle", "")
 
     async def arrive(self, token: Any):
         """A browser that is new here, or whose name is not ours, gets one."""
@@ -319,81 +281,33 @@ class ChatPage:
         yield badge(state)
 
 
-def _begun(event: gr.EventData, talk: list[Any], message: str) -> tuple[list[Any], str]:
-    """What was said before, and the message that an event on the page asks to answer."""
-    data = event._data or {}
-    if "index" not in data:
-        return talk, message
-    if not talk:  # the examples are there while nothing has been said
-        return [], data["value"]["text"]
-    index = data["index"]
-    before, again = asked(talk, index[0] if isinstance(index, list) else index)
-    return before, data["value"] if "previous_value" in data else again
-
-
-def _number(text: str) -> int | str | None:
-    """The seed as it was written; what is no number is for the front to refuse."""
-    text = text.strip()
-    return int(text) if text.lstrip("-").isdecimal() else text or None
-
-
 def _settings() -> list[gr.components.Component]:
     """The system prompt, then what `SAMPLING` names, in its order."""
-    at = SAMPLING
-    system = gr.Textbox(
-        "", label="System prompt", lines=2, placeholder="You are helpful and brief."
-    )
+    system = gr.Textbox("", label="System prompt", lines=2, placeholder="Be helpful and brief.")
     with gr.Row():
-        longest = gr.Slider(1, 2048, at["max_tokens"], step=1, label="Longest answer, in tokens")
-        heat = gr.Slider(0, 2, at["temperature"], step=0.05, label="Temperature (0: the likeliest)")
-    with gr.Row():
-        top_p = gr.Slider(0.05, 1, at["top_p"], step=0.05, label="Top p")
-        top_k = gr.Slider(0, 200, at["top_k"], step=1, label="Top k (0: all)")
-        again = gr.Slider(1, 2, at["repetition_penalty"], step=0.05, label="Repetition penalty")
+        sliders = [
+            gr.Slider(low, high, SAMPLING[name], step=step, label=label, min_width=220)
+            for name, (low, high, step, label) in SLIDERS.items()
+        ]
     with gr.Row():
         seed = gr.Textbox("", label="Seed (empty: a new one each time)")
         stop = gr.Textbox("", label="Stop strings, one a line", lines=2)
-    return [system, longest, heat, top_p, top_k, again, seed, stop]
+    return [system, *sliders, seed, stop]
 
 
-def chat_summary(stream: Stream) -> str:
-    """The last word of the status line: how much, how fast, which seed."""
-    times, result = stream.times, stream.result
-    took = (times.ended or 0) - times.submitted
-    if result is None:
-        return f"Done in {took:.1f} s"
-    seconds = max((times.ended or 0) - (times.started or 0), 1e-3)
-    end = ", cut at the longest answer" if result.reason == "length" else ""
-    rate = f"{result.output_tokens / seconds:.1f} tokens/s"
-    return f"{result.output_tokens} tokens in {took:.1f} s{end} · {rate} · seed {result.seed}"
-
-
-def status(view: View | None = None) -> str:
-    phase, line = (view.phase, view.line) if view else ("idle", "")
+def dot(phase: str, line: str) -> str:
+    """A sentence behind a dot whose colour says the same at a glance."""
     return f'<p class="{phase}" role="status"><i></i><span>{html.escape(line)}</span></p>'
 
 
 def badge(state: TaskState) -> str:
-    """The model's name and whether it is there."""
+    """The model's name when it is there, else what is being done about it."""
     if state.card is not None:
-        name = html.escape(state.card.details.get("model", "the model"))
-        return f'<p class="ready"><i></i>{name}</p>'
+        return dot("ready", state.card.details.get("model", "The model is there"))
     if state.error:
-        return f'<p class="failed"><i></i>{html.escape(state.error)}</p>'
-    done = f"{state.fraction:.0%}"
-    text = html.escape(state.text.rstrip("."))
-    return f'<p class="loading"><i></i>{text}, {done}</p><div class="bar"><b style="width: {done}"></b></div>'
-
-
-def theme() -> gr.themes.Base:
-    fonts = ("ui-sans-serif", "system-ui", "sans-serif")
-    mono = ("ui-monospace", "SFMono-Regular", "Menlo", "monospace")
-    base = gr.themes.Base(
-        primary_hue="teal", neutral_hue="stone", radius_size="lg", font=fonts, font_mono=mono
-    )
-    return base.set(
-        body_background_fill="*neutral_50", body_background_fill_dark="*neutral_950"
-    ).set(body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400")
+        return dot("failed", state.error)
+    bar = f'<div class="bar"><b style="width: {state.fraction:.0%}"></b></div>'
+    return dot("loading", f"{state.text.rstrip('.')}, {state.fraction:.0%}") + bar
 
 
 def launch(door: Door, page: ChatPage, settings: Settings) -> None:
@@ -401,12 +315,8 @@ def launch(door: Door, page: ChatPage, settings: Settings) -> None:
         server_port=settings.port,
         share=settings.share,
         max_threads=door.calls,
-        app_kwargs={
-            "lifespan": door.lifespan,
-            "routes": door.routes(),
-            "middleware": [Middleware(BodyLimit)],
-        },
-        theme=theme(),
+        app_kwargs={"lifespan": door.lifespan, "routes": door.routes(), "middleware": GUARDS},
+        theme=gr.themes.Base(primary_hue="teal", neutral_hue="stone", radius_size="lg"),
         css_paths=ASSETS / "style.css",
         footer_links=["api", "settings"],
         show_error=True,
@@ -424,7 +334,7 @@ def main() -> None:
     settings = Settings.read(os.environ)
     if arguments.parse_args().share:
         settings = replace(settings, share=True)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=settings.log, format="%(levelname)s %(name)s: %(message)s")
     # Gradio sums up every event with pandas for a monitoring page that is off here.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "1")

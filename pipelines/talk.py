@@ -41,6 +41,23 @@ def asked(messages: list[Message], index: int) -> tuple[list[Message], str]:
     return (messages[: turns[-1]], messages[turns[-1]]["content"]) if turns else ([], "")
 
 
+def begun(data: Mapping[str, Any], talk: list[Message], message: str) -> tuple[list[Message], str]:
+    """What was said before, and the message that an event on the page asks to answer."""
+    if "index" not in data:  # sent
+        return talk, message
+    if not talk:  # an example: they are shown while nothing has been said
+        return [], data["value"]["text"]
+    index = data["index"]
+    before, again = asked(talk, index[0] if isinstance(index, list) else index)
+    return before, data["value"] if "previous_value" in data else again  # edited, or asked again
+
+
+def seed_of(text: str) -> int | str | None:
+    """A seed as it was written; what is no number is for the front to refuse."""
+    text = text.strip()
+    return int(text) if text.lstrip("-").isdecimal() else text or None
+
+
 def payload(system: Any, history: Any, message: Any, sampling: Mapping[str, Any]) -> Message:
     """What the chat front checks: the system prompt if any, what was said, and the message."""
     messages = [] if history is None else history
@@ -52,3 +69,13 @@ def payload(system: Any, history: Any, message: Any, sampling: Mapping[str, Any]
 
 def _text(part: Any) -> str:
     return part.get("text", "") if isinstance(part, dict) else str(part)
+
+
+def summary(result: Any, took: float, ran: float) -> str:
+    """How much, how fast, which seed; with the seconds since it was asked and those it ran."""
+    if result is None:
+        return f"Done in {took:.1f} s"
+    cut = ", cut at the longest answer" if result.reason == "length" else ""
+    count = result.output_tokens
+    rate = f"{count / max(ran, 1e-3):.1f} tokens/s"
+    return f"{count} tokens in {took:.1f} s{cut} · {rate} · seed {result.seed}"

@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
-from queueing.dispatcher import Dispatcher, TaskState
+from queueing.admission import TaskState
+from queueing.dispatcher import Dispatcher
 from queueing.people import Person
-from queueing.places import Place
+from queueing.forecast import Place
 from queueing.stream import Stream
-from queueing.work import Card, Full, Invalid, Request, Status
+from queueing.work import Front, Full, Invalid, Status
 
 BEAT = 0.9  # seconds: at least one View in each, because only a yield notices a caller that left
 PACE = 1 / 12  # seconds between two Views of one ride, longer when many ride
@@ -57,14 +58,13 @@ class Caller:
     gone: bool = False  # cancelled before the call got here
 
 
-class Front(Protocol):
-    """The checks of one task in the application process; both raise Invalid."""
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the desk needs to know of a task."""
 
-    def check_settings(self, payload: Any) -> None:
-        """What can be judged before the model is there."""
-        ...
-
-    def check(self, payload: Any, card: Card) -> Request: ...
+    front: Front
+    judge: Callable[[Any], object]  # raises Invalid for what needs no model to be refused
+    summary: Callable[[Any, float, float], str]  # of a result, seconds since asked and of running
 
 
 @dataclass(slots=True, eq=False)
@@ -88,13 +88,11 @@ class Desk:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        fronts: Mapping[str, Front],
-        summaries: Mapping[str, Callable[[Stream], str]],
+        services: Mapping[str, Service],
         grace: float = 0.0,
     ) -> None:
         self.dispatcher = dispatcher
-        self._fronts = fronts
-        self._summaries = summaries
+        self._services = services
         self._grace = grace  # seconds a stream outlives a caller that vanished
         self._rides: dict[str, Ride] = {}
 
@@ -106,11 +104,6 @@ class Desk:
         ride.silent = silent
         ride.stop()
         return True
-
-    def stop_own(self, id: str, person: Person) -> bool:
-        """Stop a call if that person made it, from whatever tab."""
-        ride = self._rides.get(id)
-        return ride is not None and ride.caller.person == person and self.stop(id, ride.caller.tab)
 
     async def follow(self, task: str, payload: Any, caller: Caller) -> AsyncIterator[View]:
         """Views of one request until its end; closing the iterator early counts as leaving."""
@@ -127,18 +120,19 @@ class Desk:
             self._leave(ride)
 
     async def _views(self, ride: Ride, task: str, payload: Any) -> AsyncIterator[View]:
-        front = self._fronts[task]
-        front.check_settings(payload)
+        service = self._services[task]
+        service.judge(payload)
         state = self.dispatcher.state(task)
-        while state.card is None and not state.error and not ride.stopped:
+        while state.card is None and not ride.stopped:
+            if state.error:
+                yield View(Phase.FAILED, f"The model could not be loaded. {state.error}")
+                return
             yield View(Phase.LOADING, loading_line(state))
             await asyncio.sleep(self._pace())
             state = await self.dispatcher.loaded(task, BEAT - self._pace())
-        if state.card is None and state.error and not ride.stopped:
-            yield View(Phase.FAILED, f"The model could not be loaded. {state.error}")
-            return
-        request = state.card and await asyncio.to_thread(front.check, payload, state.card)
-        if request is None or ride.stopped:
+        if state.card is not None:
+            request = await asyncio.to_thread(service.front.check, payload, state.card)
+        if ride.stopped:
             yield View(Phase.STOPPED, "Stopped before it began")
             return
         person = ride.caller.person
@@ -161,7 +155,10 @@ class Desk:
 
     def _last(self, task: str, stream: Stream) -> View:
         if stream.status is Status.FINISHED:
-            return View(Phase.FINISHED, self._summaries[task](stream), stream.text)
+            ended = stream.times.ended or 0.0
+            took, ran = ended - stream.times.submitted, ended - (stream.times.started or ended)
+            line = self._services[task].summary(stream.result, took, ran)
+            return View(Phase.FINISHED, line, stream.text)
         if stream.status is Status.CANCELLED:
             return View(Phase.STOPPED, "Stopped", stream.text)
         return View(Phase.FAILED, str(stream.error or stream.status), stream.text)
