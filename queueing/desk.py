@@ -13,8 +13,8 @@ from typing import Any
 
 from queueing.admission import TaskState
 from queueing.dispatcher import Dispatcher
-from queueing.people import Person
 from queueing.forecast import Place
+from queueing.people import Person
 from queueing.stream import Stream
 from queueing.work import Front, Full, Invalid, Status
 
