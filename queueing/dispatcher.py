@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from queueing.admission import Admission, TaskState
 from queueing.clock import Clock, monotonic
+from queueing.forecast import Place
 from queueing.limits import Limits
 from queueing.metrics import Metrics
-from queueing.places import Place
 from queueing.stream import Stream
 from queueing.work import Down, Load, Loaded, Loading, Policy, Ready, Request, Up, WorkerLost
 from queueing.worker import Worker

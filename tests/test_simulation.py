@@ -133,7 +133,7 @@ def flood_then_one(displace: bool) -> tuple[float, float]:
     simulation = world({"chat": Policy(rows=8, units=256)})
     late: list[Stream] = []
     if not displace:
-        simulation.admission._victim = lambda desk, ticket: None  # type: ignore[method-assign]
+        simulation.admission._starter._displace = lambda station: None  # type: ignore[method-assign]
     long = FakeJob(Kind.STREAM, 20, 400)
     for _ in range(40):
         simulation.at(0.0, lambda: simulation.submit(long.request(task="chat"), "many"))

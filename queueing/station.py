@@ -1,0 +1,95 @@
+"""A worker as the dispatcher knows it: its credit, who was started there, who is to run alone, who gives way.
+
+It is told what the worker reported and never talks to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from queueing.fairqueue import Fit, Ticket
+from queueing.ledger import Ledger
+from queueing.work import Priority, Room
+
+QUANTUM = 0.2  # seconds of calls a row has had before it may be displaced
+
+
+@dataclass(slots=True, eq=False)
+class Station:
+    """One worker's room, tickets and promises."""
+
+    index: int
+    room: Mapping[str, Room] = field(default_factory=dict)
+    alive: bool = False
+    number: int = 0  # of the last Start sent
+    seen: int = 0  # of the last Start read
+    tickets: dict[str, Ticket] = field(default_factory=dict)  # started and not yet closed
+    calling: frozenset[str] | None = None  # who is in the device call that runs
+    suspects: list[Ticket] = field(default_factory=list)  # to run alone next
+    promised: dict[str, Ticket] = field(default_factory=dict)  # victim -> for whom it is parked
+
+    @property
+    def alone(self) -> bool:
+        """A suspect runs."""
+        return any(ticket.alone for ticket in self.tickets.values())
+
+    def free(self, task: str) -> Room:
+        """The room last reported, less what was started since."""
+        room = self.room.get(task, Room(0.0))
+        unseen = [
+            ticket.request
+            for ticket in self.tickets.values()
+            if ticket.number > self.seen and ticket.request.task == task
+        ]
+        if not unseen:
+            return room
+        rows = room.rows - sum(request.share for request in unseen)
+        bytes = None if room.bytes is None else room.bytes - sum(r.bytes for r in unseen)
+        return Room(rows, bytes)
+
+    def fits(self, ticket: Ticket, rows: int) -> Fit:
+        """Whether there is room for one more, of a policy with so many rows."""
+        request = ticket.request
+        room = self.free(request.task)
+        free = room.rows
+        if request.priority is Priority.BACKGROUND and rows > 1:
+            free -= 1  # one row stays free for whoever comes next
+        if free <= 0:
+            return Fit.ROWS
+        if request.share > free:
+            return Fit.BYTES if request.share > 1 else Fit.ROWS
+        if room.bytes is not None and request.bytes > room.bytes and self.tickets:
+            return Fit.BYTES
+        return Fit.YES
+
+    def victim(self, ticket: Ticket, ledger: Ledger) -> Ticket | None:
+        """The row to displace for a session with nothing running: of the most served, the least computed.
+
+        None when every row would be free sooner than it could be computed again, or none may be taken.
+        """
+        rows = [one for one in self.tickets.values() if one.request.task == ticket.request.task]
+        natural = min((max(one.work - one.spent, 0.0) * len(rows) for one in rows), default=0.0)
+        able = [
+            one
+            for one in rows
+            if one.rode >= QUANTUM
+            and one.spent < natural
+            and one.request.id not in self.promised
+            and not one.stream.status.terminal
+            and self._yields(one, ticket.request.session, ledger)
+        ]
+        return max(
+            able,
+            key=lambda one: (ledger.served(one.request.session), -one.spent, one.order),
+            default=None,
+        )
+
+    def _yields(self, row: Ticket, newcomer: str, ledger: Ledger) -> bool:
+        """Background yields always; others with two rows or more, when served more than the newcomer."""
+        if row.request.priority is Priority.BACKGROUND:
+            return True
+        session = row.request.session
+        leaving = sum(self.tickets[id].request.session == session for id in self.promised)
+        left = ledger.running(session) - leaving
+        return left >= 2 and ledger.served(session) > ledger.served(newcomer)
