@@ -122,7 +122,9 @@ def attend(
     write(key_pages, value_pages, key, value, batch.slots, batch.fresh)
     batch.calls += 1
     packed = query[0].transpose(0, 1).contiguous()
-    return grouped.attend(packed, key_pages, value_pages, batch.plan(shape.window), shape)[None], None
+    return grouped.attend(packed, key_pages, value_pages, batch.plan(shape.window), shape)[
+        None
+    ], None
 
 
 def _shape(
@@ -135,8 +137,14 @@ def _shape(
     if asked.pop("is_causal", None) is False:
         raise NotImplementedError("This model's attention looks ahead; paged attention is causal.")
     unknown = [name for name, value in asked.items() if name not in _HARMLESS and value is not None]
-    unknown = [name for name in unknown if asked[name] is not False]  # output_attentions=False and such
+    unknown = [
+        name for name in unknown if asked[name] is not False
+    ]  # output_attentions=False and such
     if unknown or mask is not None or dropout:
-        names = ", ".join([*unknown, *["attention_mask"] * (mask is not None), *["dropout"] * bool(dropout)])
-        raise NotImplementedError(f"This model asks its attention for {names}, which pages do not have.")
+        names = ", ".join(
+            [*unknown, *["attention_mask"] * (mask is not None), *["dropout"] * bool(dropout)]
+        )
+        raise NotImplementedError(
+            f"This model asks its attention for {names}, which pages do not have."
+        )
     return Shape(scaling or query.shape[-1] ** -0.5, window, softcap, sinks)

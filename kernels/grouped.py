@@ -54,7 +54,9 @@ def plan(spans: Sequence[Span], window: int | None, size: int, device: torch.dev
     return Plan(groups, chunks)
 
 
-def attend(query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: Plan, shape: Shape) -> Tensor:
+def attend(
+    query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: Plan, shape: Shape
+) -> Tensor:
     """Attention of packed queries [tokens, heads, width] by the plan."""
     out = query.new_empty(*query.shape[:2], value_pages.shape[-1])
     for group in plan.groups:
@@ -93,7 +95,9 @@ def _group(spans: Sequence[Span], window: int | None, size: int, device: torch.d
         for span, begin in zip(spans, first, strict=True)
     ]
     longest = max(len(pages) for pages in taken)
-    padded = [pages + [0] * (longest - len(pages)) for pages in taken]  # page 0 is nobody's and zero
+    padded = [
+        pages + [0] * (longest - len(pages)) for pages in taken
+    ]  # page 0 is nobody's and zero
     keys = torch.arange(longest * size)[None] + torch.tensor(first)[:, None] * size
     queries = torch.tensor([span.length - 1 for span in spans])[:, None]
     mask = visible(queries, keys, window)[:, None, None]
@@ -120,8 +124,14 @@ def _attend_group(
     query: Tensor, key_pages: Tensor, value_pages: Tensor, group: Group, shape: Shape
 ) -> Tensor:
     rows, heads, _ = query.shape
-    key = key_pages.index_select(0, group.pages).view(rows, -1, *key_pages.shape[2:]).transpose(1, 2)
-    value = value_pages.index_select(0, group.pages).view(rows, -1, *value_pages.shape[2:]).transpose(1, 2)
+    key = (
+        key_pages.index_select(0, group.pages).view(rows, -1, *key_pages.shape[2:]).transpose(1, 2)
+    )
+    value = (
+        value_pages.index_select(0, group.pages)
+        .view(rows, -1, *value_pages.shape[2:])
+        .transpose(1, 2)
+    )
     grouped = query.view(rows, key.shape[1], -1, query.shape[-1])  # heads of a group as queries
     out = _softmax(grouped, key, value, group.mask, shape)
     return out.reshape(rows, heads, -1)
@@ -155,5 +165,7 @@ def _attend_chunk(
 
 def _softmax(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: Shape) -> Tensor:
     if shape.softcap is None and shape.sinks is None:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=shape.scaling)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=shape.scaling
+        )
     return weighted(query, key, value, mask, shape)

@@ -62,7 +62,9 @@ def weighted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: Sha
         scores = torch.tanh(scores / shape.softcap) * shape.softcap
     scores = scores.masked_fill(~mask, float("-inf"))
     if shape.sinks is not None:
-        heads = shape.sinks.float().reshape(scores.shape[-3], -1)  # [key heads, queries of the group]
+        heads = shape.sinks.float().reshape(
+            scores.shape[-3], -1
+        )  # [key heads, queries of the group]
         repeat = scores.shape[-2] // heads.shape[-1]
         sink = heads.repeat_interleave(repeat, -1).unsqueeze(-1).expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, sink), dim=-1)
@@ -75,7 +77,9 @@ def attend_span(
 ) -> Tensor:
     """Attention of one row: its packed queries [count, heads, width] over its own pages."""
     pages = torch.as_tensor(list(span.pages), dtype=torch.long, device=query.device)
-    key = key_pages[pages].flatten(0, 1)[: span.length].transpose(0, 1)  # [key heads, length, width]
+    key = (
+        key_pages[pages].flatten(0, 1)[: span.length].transpose(0, 1)
+    )  # [key heads, length, width]
     value = value_pages[pages].flatten(0, 1)[: span.length].transpose(0, 1)
     positions = torch.arange(span.length, device=query.device)
     mask = visible(positions[-span.count :, None], positions[None], shape.window)  # [count, length]

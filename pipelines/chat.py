@@ -5,7 +5,7 @@ Both sides import it, so it imports neither torch nor a tokenizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 Reason: TypeAlias = Literal["stop", "length", "stop string"]
@@ -22,6 +22,10 @@ class Settings:
     repetition_penalty: float  # 1 means none
     seed: int
     stop: tuple[str, ...]
+
+    def limited(self, tokens: int) -> Settings:
+        """The same with at most so many tokens."""
+        return replace(self, max_tokens=min(self.max_tokens, tokens))
 
 
 @dataclass(frozen=True, slots=True)

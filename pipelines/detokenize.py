@@ -23,7 +23,9 @@ class Text:
 
     at: int = 0
     held: str = ""
-    window: tuple[int, ...] = ()  # the tokens that came out last, as context, and those still in doubt
+    window: tuple[
+        int, ...
+    ] = ()  # the tokens that came out last, as context, and those still in doubt
     context: int = 0  # how many of the window came out
     known: str = ""  # the text of those
     stopped: bool = False

@@ -42,7 +42,11 @@ def choose_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
     if wanted != "auto":
         raise ValueError(f"dtype is {wanted!r}; choose auto, {', '.join(formats)}.")
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float16
+        )
     capable = torch.cpu.get_capabilities()
     quick = capable.get("avx512_bf16", False) or capable.get("amx_bf16", False)
     return torch.bfloat16 if quick else torch.float32

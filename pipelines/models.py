@@ -78,7 +78,9 @@ def find(wanted: str | None, task: str, tell: Tell) -> Found:
         model = default(task)
         folder = prepare(model, tell)
         ours = folder == model.folder
-        source = f"{model.package} {model.version}" if ours else f"{model.repo} at {model.revision[:8]}"
+        source = (
+            f"{model.package} {model.version}" if ours else f"{model.repo} at {model.revision[:8]}"
+        )
         return Found(folder, model.name, source, model.licence)
     folder = Path(wanted).expanduser()
     if folder.is_dir():

@@ -42,7 +42,9 @@ class PackedModel:
         bars = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation="eager"
+            )
         finally:
             if bars:
                 logging.enable_progress_bar()
@@ -70,7 +72,9 @@ class PackedModel:
         found: set[int] = set()
         for config in (getattr(self.model, "generation_config", None), self.config):
             token = getattr(config, "eos_token_id", None)
-            found.update(token if isinstance(token, (list, tuple)) else () if token is None else (token,))
+            found.update(
+                token if isinstance(token, (list, tuple)) else () if token is None else (token,)
+            )
         return frozenset(found)
 
     def make_pages(self, count: int) -> None:
@@ -135,13 +139,20 @@ class PackedModel:
     def _in_chunks(self, rows: list[list[int]], needed: list[int]) -> list[Tensor]:
         """Two packed forwards: all but the last token of the first row and half of the others, then the rest."""
         firsts = [0, *torch.tensor(needed).cumsum(0).tolist()]
-        pages = [range(first + 1, first + 1 + count) for first, count in zip(firsts, needed, strict=False)]
+        pages = [
+            range(first + 1, first + 1 + count)
+            for first, count in zip(firsts, needed, strict=False)
+        ]
         splits = [len(rows[0]) - 1, *(len(row) // 2 for row in rows[1:])]
-        self._packed([row[:split] for row, split in zip(rows, splits, strict=True)], [0] * len(rows), pages)
+        self._packed(
+            [row[:split] for row, split in zip(rows, splits, strict=True)], [0] * len(rows), pages
+        )
         rest = [row[split:] for row, split in zip(rows, splits, strict=True)]
         return list(self._packed(rest, splits, pages))
 
-    def _packed(self, rows: list[list[int]], before: list[int], pages: Sequence[Sequence[int]]) -> Tensor:
+    def _packed(
+        self, rows: list[list[int]], before: list[int], pages: Sequence[Sequence[int]]
+    ) -> Tensor:
         spans: list[Span] = []
         start = 0
         for tokens, done, own in zip(rows, before, pages, strict=True):

@@ -96,7 +96,12 @@ def _sample(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _sample_limited(
-    scores: Tensor, draws: Sequence[Draw], keys: Tensor, chosen: Tensor, limited: list[int], width: int
+    scores: Tensor,
+    draws: Sequence[Draw],
+    keys: Tensor,
+    chosen: Tensor,
+    limited: list[int],
+    width: int,
 ) -> list[int]:
     """Choose for those rows whose allowed tokens all are among the `width` likeliest; returns the others."""
     rows = torch.tensor(limited, device=scores.device)
@@ -106,7 +111,9 @@ def _sample_limited(
     share = _column(scores, [draws[row].settings.top_p for row in limited])
     inside = torch.arange(width, device=scores.device)[None] < most
     weights = values.exp() * inside
-    total = torch.where(most <= width, weights.sum(-1, keepdim=True), own.exp().sum(-1, keepdim=True))
+    total = torch.where(
+        most <= width, weights.sum(-1, keepdim=True), own.exp().sum(-1, keepdim=True)
+    )
     reached = weights.cumsum(dim=-1)
     kept = inside & (reached - weights < share * total)
     kept[:, 0] = True

@@ -32,7 +32,8 @@ class TextPipeline:
 
     def __init__(
         self,
-        model: str | None = None,  # a folder or a name on the Hub; else CARPOOL_CHAT_MODEL, else the default
+        model: str
+        | None = None,  # a folder or a name on the Hub; else CARPOOL_CHAT_MODEL, else the default
         device: str = "auto",
         dtype: str = "auto",
         threads: int | None = None,  # of torch on a host; None means one per core
@@ -85,7 +86,9 @@ class TextPipeline:
                 f"they must be 1 to {self._context}. Shorten the conversation or lower max_tokens."
             )
         if not 0 <= min(job.prompt) <= max(job.prompt) < self._vocabulary:
-            raise Invalid(f"The prompt has token ids outside 0 to {self._vocabulary - 1}. Tokenise it again.")
+            raise Invalid(
+                f"The prompt has token ids outside 0 to {self._vocabulary - 1}. Tokenise it again."
+            )
         return TextState.begin(job).replayed(mark or (), self._known_words())
 
     def next(self, row: Row) -> Work | None:
@@ -104,7 +107,10 @@ class TextPipeline:
 
     def step(self, rows: Sequence[Row], grants: Sequence[int]) -> Sequence[Advance | Exception]:
         """One forward for all rows, then more for those that decode and were granted more."""
-        rides = [Ride(row, grant, self._tables.table(row), self._page) for row, grant in zip(rows, grants, strict=True)]
+        rides = [
+            Ride(row, grant, self._tables.table(row), self._page)
+            for row, grant in zip(rows, grants, strict=True)
+        ]
         guarded(lambda: self._run(rides))
         return [ride.outcome() for ride in rides]
 
@@ -139,7 +145,11 @@ class TextPipeline:
         spans: list[Span] = []
         for ride in rides:
             own = ride.tokens()
-            spans.append(Span(len(tokens), len(own), ride.state.computed + len(own), ride.pages_for(len(own))))
+            spans.append(
+                Span(
+                    len(tokens), len(own), ride.state.computed + len(own), ride.pages_for(len(own))
+                )
+            )
             tokens.extend(own)
         choosing = [place for place, ride in enumerate(rides) if ride.completes(spans[place].count)]
         keep = [spans[place].start + spans[place].count - 1 for place in choosing]
@@ -157,7 +167,9 @@ class TextPipeline:
         memory = memory_for_rows(device) if self._memory is None else self._memory
         count = memory // per_page
         if count < 2:
-            raise ValueError(f"memory_bytes is {memory}; a single page takes {per_page}. Give it more.")
+            raise ValueError(
+                f"memory_bytes is {memory}; a single page takes {per_page}. Give it more."
+            )
         guarded(lambda: packed.make_pages(count))
         self._tables = PageTables(count, self._page)
         self._context = min(packed.context, min(count, longest) * self._page)

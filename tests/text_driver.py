@@ -14,7 +14,9 @@ def job(prompt: Iterable[int], **changed: object) -> Request:
         "max_tokens": 16, "temperature": 0.0, "top_p": 1.0, "top_k": 0,
         "repetition_penalty": 1.0, "seed": 7, "stop": (),
     }  # fmt: skip
-    return Request("chat", ChatJob(tuple(prompt), Settings(**(settings | changed))), (Work("text"),))
+    return Request(
+        "chat", ChatJob(tuple(prompt), Settings(**(settings | changed))), (Work("text"),)
+    )
 
 
 class Driver:
@@ -29,7 +31,9 @@ class Driver:
         self.errors: dict[int, Exception] = {}
         self.calls = 0
 
-    def add(self, request: Request, mark: tuple[int, ...] | None = None, number: int | None = None) -> int:
+    def add(
+        self, request: Request, mark: tuple[int, ...] | None = None, number: int | None = None
+    ) -> int:
         number = len(self.rows) if number is None else number
         row = Row(request, self.pipeline.open(request, mark), number, float("inf"))
         if number < len(self.rows):
@@ -50,8 +54,12 @@ class Driver:
         rows = self.running()
         works = [self.pipeline.next(row) for row in rows]
         mixed = not all(work.serial for work in works)
-        grants = [min(work.most, chunk if not work.serial else 1 if mixed else serial) for work in works]
-        grants = [self.pipeline.reserve(row, grant) for row, grant in zip(rows, grants, strict=True)]
+        grants = [
+            min(work.most, chunk if not work.serial else 1 if mixed else serial) for work in works
+        ]
+        grants = [
+            self.pipeline.reserve(row, grant) for row, grant in zip(rows, grants, strict=True)
+        ]
         advances = self.pipeline.step(rows, grants)
         for row, advance in zip(rows, advances, strict=True):
             self.commit(row, advance)

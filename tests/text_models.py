@@ -1,0 +1,76 @@
+"""Tiny random models in folders, with a tokenizer of single bytes: everything a text pipeline reads."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+VOCABULARY = 300
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SHARED = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+FAMILIES = {
+    "llama": _SHARED,
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "gemma3_text": _SHARED
+    | {"sliding_window": 12, "num_hidden_layers": 6, "query_pre_attn_scalar": 8},
+    "gemma2": _SHARED
+    | {"sliding_window": 12, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
+}
+
+
+def tokenizer() -> Tokenizer:
+    """A token per byte, and two control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: place for place, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(
+        [AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)]
+    )
+    return made
+
+
+def write_words(folder: Path) -> Path:
+    """What a front needs of a model's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    words = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    return folder
+
+
+def write_model(folder: Path, family: str) -> Path:
+    """A random model of a family; its weights are large, so that logits lie far apart."""
+    torch.manual_seed(0)
+    fields = FAMILIES[family] | {"vocab_size": VOCABULARY, "pad_token_id": 0}
+    config = CONFIG_MAPPING[family](**fields, bos_token_id=256, eos_token_id=257)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.4 if "embed" in name or "wte" in name else 0.2)
+    model.save_pretrained(folder)
+    return write_words(folder)
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    """Ragged prompts of byte tokens."""
+    chance = random.Random(seed)
+    return [[chance.randrange(256) for _ in range(chance.randrange(1, 40))] for _ in range(count)]
