@@ -1,7 +1,8 @@
 """Three behaviours without a model: a token stream, a stepped loop with previews, a one-shot.
 
-Runs the whole application for demos, load and fault tests. Its device is a function that spends seconds, so it
-runs under a virtual clock too. It needs no torch and proves nothing about real models.
+Runs the whole application for demos, load and fault tests. Its device is a function that spends
+seconds, so it runs under a virtual clock too. It needs no torch and proves nothing about real
+models.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FakeJob:
-    """What to pretend: `length` units of preparation, then `steps`; faults strike at a step, or never (-1)."""
+    """What to pretend: `length` units of preparation, then `steps`; faults strike at a step, or
+    never (-1).
+    """
 
     kind: Kind
     length: int = 8
@@ -83,7 +86,9 @@ def word(job: FakeJob, step: int) -> str:
 
 
 class FakePipeline:
-    """One pretended model; a call costs forwards * (forward + row * rows) + unit * units seconds."""
+    """One pretended model; a call costs forwards * (forward + row * rows) + unit * units
+    seconds.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
-"""The synchronous half of the dispatcher: who waits, who runs where, who is charged, who makes room.
+"""The synchronous half of the dispatcher: who waits, who runs where, who is charged, who makes
+room.
 
-Every event is a method with a result in messages to workers and moves of streams; nothing here awaits, so
-the same code runs under asyncio and under a virtual clock. It does not know how messages travel.
+Every event is a method with a result in messages to workers and moves of streams; nothing here
+awaits, so the same code runs under asyncio and under a virtual clock. It does not know how messages
+travel.
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ class Admission:
         return stream
 
     def cancel(self, id: str) -> bool:
-        """End a request for its caller now; its row closes at the next boundary. False when it is over."""
+        """End a request for its caller now; its row closes at the next boundary. False when it is
+        over.
+        """
         return self._leave(id, Status.CANCELLED, Cancelled("The request was cancelled."))
 
     def inside(self) -> list[str]:
@@ -115,7 +119,9 @@ class Admission:
         return [*(t.request.id for t in self.queue.tickets()), *self._starter.where, *suspects]
 
     def expire(self) -> float:
-        """End those whose time is over while they wait for the first time; returns the next deadline."""
+        """End those whose time is over while they wait for the first time; returns the next
+        deadline.
+        """
         now, soonest = self._clock(), math.inf
         for ticket in list(self.queue.tickets()):
             if overdue(ticket, now):

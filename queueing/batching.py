@@ -1,7 +1,8 @@
 """Which rows share the next device call, and with how many units: lanes, anchor and fill, grants.
 
-A lane is the rows of one task and key. The most deserving row anchors the call and others of its lane fill
-it, within the policy, the memory cap, the latency target and the deadlines. It calls no pipeline.
+A lane is the rows of one task and key. The most deserving row anchors the call and others of its
+lane fill it, within the policy, the memory cap, the latency target and the deadlines. It calls no
+pipeline.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ class Batcher:
         self._background_present = present
 
     def _pick(self, lanes: Mapping[Lane, list[Row]], ranks: Mapping[str, Rank], now: float) -> Lane:
-        """The lane that has the device keeps it for a quantum, unless a higher class waits elsewhere."""
+        """The lane that has the device keeps it for a quantum, unless a higher class waits
+        elsewhere.
+        """
         current = self._lane
         if current is not None and current in lanes and now - self._since < QUANTUM:
             mine = min(row.request.priority for row in lanes[current])
@@ -152,7 +155,9 @@ class Batcher:
         return best
 
     def _fill(self, lane: Lane, rows: Sequence[Row], alone: bool, now: float) -> Batch:
-        """Rows in order until a limit is met; then what is left of the units goes to divisible rows."""
+        """Rows in order until a limit is met; then what is left of the units goes to divisible
+        rows.
+        """
         policy = self._policies[lane[0]]
         memory, chosen, reason = self._caps.limit(lane), list[Row](), Reason.IDLE
         weight = load = 0.0
@@ -186,7 +191,9 @@ class Batcher:
         return None
 
     def _round(self, lane: Lane, rows: list[Row]) -> list[Row]:
-        """Compiled row counts: the size with the least predicted seconds per row (up pads, down leaves rows)."""
+        """Compiled row counts: the size with the least predicted seconds per row (up pads, down
+        leaves rows).
+        """
         sizes = self._sizes(lane[0])
         if not sizes:
             return rows
@@ -229,7 +236,9 @@ class Batcher:
         return Batch.of(rows, grants, reason)
 
     def _yield(self, batch: Batch) -> float:
-        """Background waits for those who were just served as long as its call would hold them up."""
+        """Background waits for those who were just served as long as its call would hold them
+        up.
+        """
         return self._disturbed + min(QUIET, self.seconds(batch))
 
     def _hold(self, batch: Batch, now: float) -> float:

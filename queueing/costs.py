@@ -1,8 +1,9 @@
-"""What a device call costs, learned: seconds per key, and how much one call may hold before memory ends.
+"""What a device call costs, learned: seconds per key, and how much one call may hold before memory
+ends.
 
-seconds = forwards * (a + c * rows) + b * units, by recursive least squares with forgetting and a ridge
-toward a scaled prior, so that a run of single requests cannot spoil the split between a, b and c.
-It does not know requests or sessions.
+seconds = forwards * (a + c * rows) + b * units, by recursive least squares with forgetting and a
+ridge toward a scaled prior, so that a run of single requests cannot spoil the split between a, b
+and c. It does not know requests or sessions.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class _Fit:
         return self.answer
 
     def _refit(self) -> tuple[float, float, float]:
-        """Ridge toward the scaled prior; a coefficient that comes out negative is zero and the rest refitted."""
+        """Ridge toward the scaled prior; a coefficient that comes out negative is zero and the rest
+        refitted.
+        """
         prior = _scaled(self.scale)
         size = sum(self.matrix[i][i] * prior[i] ** 2 for i in range(3)) / 3 + 1e-18
         free = [0, 1, 2]
@@ -131,7 +134,9 @@ class _Cap:
 
 
 class MemoryCaps:
-    """The largest load (weighted rows, or units of one forward) per key that memory has been seen to hold."""
+    """The largest load (weighted rows, or units of one forward) per key that memory has been seen
+    to hold.
+    """
 
     def __init__(self) -> None:
         self._caps: dict[Key, _Cap] = {}
@@ -147,7 +152,9 @@ class MemoryCaps:
         self._caps[key] = _Cap(limit)
 
     def passed(self, key: Key, load: float) -> None:
-        """A call of this load went well; enough of them at the cap raise it by a twentieth, one at least."""
+        """A call of this load went well; enough of them at the cap raise it by a twentieth, one at
+        least.
+        """
         cap = self._caps.get(key)
         if cap is None or load < math.floor(cap.limit):
             return

@@ -1,6 +1,7 @@
 """The asynchronous half of the dispatcher: workers supervised, messages carried, deadlines kept.
 
-Lives on one event loop, the handlers' own. All decisions are in `admission`; it knows no task and no page.
+Lives on one event loop, the handlers' own. All decisions are in `admission`; it knows no task and
+no page.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Dispatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def submit(self, request: Request, session: str, capped: bool = True) -> Stream:
-        """Queue a checked request for a person; raises Full. `capped` False: known by address only."""
+        """Queue a checked request for a person; raises Full. `capped` False: known by address
+        only.
+        """
         id = secrets.token_urlsafe(16)
         request = replace(request, id=id, session=session)
         stream = self._admission.submit(request, capped, lambda: self._cancel(id))
@@ -82,11 +85,13 @@ class Dispatcher:
         """Whether the task's model is there, and if not what is being done about it."""
         return self._admission.states[task]
 
-    async def loaded(self, task: str, timeout: float) -> TaskState:
-        """The state after its next change, or after `timeout` seconds; at once when it is loaded."""
+    async def loaded(self, task: str, seconds: float) -> TaskState:
+        """The state after its next change, or after so many seconds; at once when it is
+        loaded.
+        """
         if self.state(task).card is None:
             changed = asyncio.create_task(self._changed.wait())
-            await asyncio.wait((changed,), timeout=timeout)
+            await asyncio.wait((changed,), timeout=seconds)
             changed.cancel()
         return self.state(task)
 

@@ -1,37 +1,33 @@
 """The one loop of a device: sweep, open, choose, reserve, step, commit, report.
 
-Progress moves only when a step has returned, so a failed call is repeated in halves until the culprit
-stands alone. It does not know people's limits, streams or processes; it reads the clock it was given.
+Progress moves only when a step has returned, so a failed call is repeated in halves until the
+culprit stands alone. It does not know people's limits, streams or processes; it reads the clock it
+was given.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
 
 from queueing.batching import Batch, Batcher, Wait
 from queueing.clock import Clock
 from queueing.costs import Costs, MemoryCaps
+from queueing.draft import Draft
+from queueing.models import Models, ask, open_rows, told
 from queueing.work import (
     Advance,
     Call,
     Calling,
     Cancel,
     Cancelled,
-    Card,
     CarpoolError,
     Down,
     Drain,
     End,
     Expired,
     Load,
-    Loaded,
-    Loading,
     Mark,
     OutOfMemory,
-    Output,
     Park,
     Pipeline,
     Policy,
@@ -44,31 +40,6 @@ from queueing.work import (
     Unload,
     Up,
 )
-
-log = logging.getLogger("carpool.engine")
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Task:
-    pipeline: Pipeline
-    policy: Policy
-    card: Card | None = None
-    loaded: bool = False
-    wanted: bool = False  # a Load was asked for
-
-
-@dataclass(slots=True)
-class _Draft:
-    """What the next Report will say."""
-
-    outputs: dict[str, Output] = field(default_factory=dict)
-    marks: dict[str, Mark] = field(default_factory=dict)
-    ended: dict[str, End] = field(default_factory=dict)
-    parked: dict[str, Mark] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    call: Call | None = None
-    news: bool = False  # a Start was read
 
 
 class Engine:
@@ -83,18 +54,18 @@ class Engine:
     ) -> None:
         self._clock = clock
         self._tell = tell
-        self._tasks = {name: _Task(pipelines[name], policies[name]) for name in pipelines}
+        self._models = Models(pipelines, policies, clock, tell)
         self._rows: dict[str, Row] = {}
         self._served: dict[str, float] = {}
         self._retries: list[tuple[tuple[Row, ...], tuple[int, ...]]] = []
-        self._draft = _Draft()
+        self._draft = Draft()
         self._orders = self._seen = 0
         self.wake: float | None = None  # when to tick again although no message came
         self.draining = False
         self.costs = Costs()
         self.caps = MemoryCaps()
         self._batcher = Batcher(
-            policies, lambda task: self._tasks[task].pipeline.sizes, self.costs, self.caps
+            policies, lambda task: self._models[task].pipeline.sizes, self.costs, self.caps
         )
 
     # Messages
@@ -109,9 +80,10 @@ class Engine:
             case Park(id):
                 self.park(id)
             case Load(task):
-                self._tasks[task].wanted = True
+                self._models[task].wanted = True
             case Unload(task):
-                self._unload(task)
+                if all(row.request.task != task for row in self._rows.values()):
+                    self._models.unload(task)
             case Drain():
                 self.draining = True
 
@@ -130,7 +102,9 @@ class Engine:
             self._batcher.arrived(row, now)
 
     def flag(self, id: str) -> None:
-        """Mark a row cancelled; safe from any thread, seen between forwards and at the next boundary."""
+        """Mark a row cancelled; safe from any thread, seen between forwards and at the next
+        boundary.
+        """
         row = self._rows.get(id)
         if row is not None:
             row.cancelled = True
@@ -142,9 +116,9 @@ class Engine:
             return
         mark: Mark | Exception = row.mark or ()
         if row.opened:
-            mark = self._ask(self._pipeline(row).park, row)
+            mark = ask(self._models.pipeline(row).park, row)
         if isinstance(mark, Exception):
-            self._end(row, Status.FAILED, _told(mark))
+            self._end(row, Status.FAILED, told(mark))
             return
         self._drop(row)
         self._draft.parked[id] = mark
@@ -157,7 +131,9 @@ class Engine:
     # The loop
 
     def tick(self) -> Report | None:
-        """At most one device call. None: nothing to say and nothing to do until `wake` or a message."""
+        """At most one device call. None: nothing to say and nothing to do until `wake` or a
+        message.
+        """
         self.wake = None
         self._sweep()
         if not self._bring_up():
@@ -169,18 +145,7 @@ class Engine:
 
     def room(self) -> dict[str, Room]:
         """The credit for the next Start."""
-        taken = dict.fromkeys(self._tasks, 0.0)
-        promised = dict.fromkeys(self._tasks, 0)
-        for row in self._rows.values():
-            taken[row.request.task] += row.request.share
-            promised[row.request.task] += row.request.bytes
-        rooms = {}
-        for name, task in self._tasks.items():
-            rows = min(task.policy.rows, self.caps.limit(("open", name)))
-            limit = task.card.bytes if task.card else 0
-            free = int(limit * task.policy.overcommit) - promised[name] if limit else None
-            rooms[name] = Room(max(rows - taken[name], 0.0), None if free is None else max(free, 0))
-        return rooms
+        return self._models.room(self._rows.values(), self.caps)
 
     def check(self) -> None:
         """Raise when the tables contradict each other; for tests and simulations."""
@@ -201,44 +166,20 @@ class Engine:
 
     def _bring_up(self) -> bool:
         """Load one model that is asked for, as a device call of its own."""
-        waiting = {row.request.task for row in self._rows.values() if not row.opened}
-        for name, task in self._tasks.items():
-            if not task.loaded and (task.wanted or name in waiting):
-                self._load(name, task)
-                return True
-        return False
-
-    def _load(self, name: str, task: _Task) -> None:
-        task.wanted = False
-        began = self._clock()
-
-        def tell(fraction: float, text: str) -> None:
-            self._tell(Loading(name, fraction, text))
-
-        card = self._ask(task.pipeline.load, tell)
-        seconds, error = self._clock() - began, ""
-        if isinstance(card, Exception):
-            error = str(_told(card))
-            for row in [row for row in self._rows.values() if row.request.task == name]:
-                self._end(row, Status.FAILED, CarpoolError(error))
-            self._tell(Loaded(name, None, error))
-        else:
-            task.card, task.loaded = card, True
-            self._tell(Loaded(name, card))
-        self._draft.call = Call(name, "load", Reason.LOAD, (), 1, 0.0, 1.0, seconds, 0.0, error)
-
-    def _unload(self, name: str) -> None:
-        task = self._tasks[name]
-        if task.loaded and all(row.request.task != name for row in self._rows.values()):
-            self._ask(task.pipeline.unload)
-            task.loaded = False
-            self._tell(Loaded(name))
+        task = self._models.wanted({r.request.task for r in self._rows.values() if not r.opened})
+        if task is None:
+            return False
+        call = self._draft.call = self._models.load(task)
+        if call.error:
+            for row in [row for row in self._rows.values() if row.request.task == task]:
+                self._end(row, Status.FAILED, CarpoolError(call.error))
+        return True
 
     def _open(self) -> None:
         for row in [row for row in self._rows.values() if not row.opened]:
-            state = self._ask(self._pipeline(row).open, row.request, row.mark)
+            state = ask(self._models.pipeline(row).open, row.request, row.mark)
             if isinstance(state, Exception):
-                self._end(row, Status.FAILED, _told(state))
+                self._end(row, Status.FAILED, told(state))
             else:
                 row.state, row.opened, row.mark = state, True, None
                 self._advance(row)
@@ -262,9 +203,9 @@ class Engine:
         """Ask for memory; rows that get none sit out, and if all do, somebody makes room."""
         rows, grants = [], []
         for row, grant in zip(batch.rows, batch.grants, strict=True):
-            got = self._ask(self._pipeline(row).reserve, row, grant)
+            got = ask(self._models.pipeline(row).reserve, row, grant)
             if isinstance(got, Exception):
-                self._end(row, Status.FAILED, _told(got))
+                self._end(row, Status.FAILED, told(got))
             elif row.work is not None and got >= row.work.least:
                 rows.append(row)
                 grants.append(min(got, grant))
@@ -282,7 +223,7 @@ class Engine:
         task, key = batch.lane
         self._tell(Calling(ids, self._batcher.seconds(batch)))
         began = self._clock()
-        results = self._ask(self._tasks[task].pipeline.step, batch.rows, batch.grants)
+        results = ask(self._models[task].pipeline.step, batch.rows, batch.grants)
         ended = self._clock()
         seconds = ended - began
         self._batcher.ran(batch, seconds, ended)
@@ -293,7 +234,7 @@ class Engine:
             self._failed(batch, results, seconds)
         else:
             self._commit(batch, results, seconds)
-        size = self._tasks[task].policy.rows
+        size = self._models[task].policy.rows
         forwards, weight, units = batch.forwards, batch.weight, batch.units
         self._draft.call = Call(
             task, key, batch.reason, ids, forwards, weight, units, seconds, size, error
@@ -307,14 +248,14 @@ class Engine:
         forwards = max(max(serial, default=1), 1)
         self.costs.observe(batch.lane, forwards, batch.weight, sum(units), seconds)
         self.caps.passed(batch.lane, batch.load)
-        self.caps.passed(("open", batch.lane[0]), len(self._rows))
+        self.caps.passed(open_rows(batch.lane[0]), len(self._rows))
         self._charge(batch.rows, seconds, units)
         for row, result in zip(batch.rows, results, strict=True):
             row.blame = 0.0
             if row.cancelled:
                 self._end(row, Status.CANCELLED, Cancelled("The request was cancelled."))
             elif isinstance(result, Exception):
-                self._end(row, Status.FAILED, _told(result))
+                self._end(row, Status.FAILED, told(result))
             elif result.units < 1:
                 self._end(row, Status.FAILED, CarpoolError("A step made no progress."))
             else:
@@ -331,9 +272,9 @@ class Engine:
 
     def _advance(self, row: Row) -> None:
         """Ask a row for its next work; none means that it has finished."""
-        work = self._ask(self._pipeline(row).next, row)
+        work = ask(self._models.pipeline(row).next, row)
         if isinstance(work, Exception):
-            self._end(row, Status.FAILED, _told(work))
+            self._end(row, Status.FAILED, told(work))
         elif work is None:
             self._end(row, Status.FINISHED)
         else:
@@ -350,7 +291,9 @@ class Engine:
             self._served[session] = self._served.get(session, 0.0) + share / row.request.pace
 
     def _failed(self, batch: Batch, error: Exception, seconds: float) -> None:
-        """Repeat a failed call in halves; a row that fails alone is the culprit, or wants memory."""
+        """Repeat a failed call in halves; a row that fails alone is the culprit, or wants
+        memory.
+        """
         rows, memory = batch.rows, isinstance(error, OutOfMemory)
         if memory:
             self.caps.failed(batch.lane, batch.load)
@@ -363,7 +306,7 @@ class Engine:
                 row.blame += 0.0 if memory else seconds
         elif not memory:
             self._charge(rows, seconds + rows[0].blame, [1.0])
-            self._end(rows[0], Status.FAILED, _told(error))
+            self._end(rows[0], Status.FAILED, told(error))
         elif batch.load <= batch.works[0].weight * batch.works[0].least:
             self._make_room(rows[0])
 
@@ -379,7 +322,7 @@ class Engine:
             asked = f"{row.request.bytes:,} bytes" if row.request.bytes else "its size"
             self._end(row, Status.FAILED, OutOfMemory(f"There is not enough memory for {asked}."))
             return
-        self.caps.failed(("open", task), len(others) + 1)
+        self.caps.failed(open_rows(task), len(others) + 1)
         served = self._served
         victim = max(
             others, key=lambda r: (served.get(r.request.session, 0.0), -r.computed, r.order)
@@ -397,44 +340,16 @@ class Engine:
         del self._rows[row.request.id]
         row.work = None
         if row.opened:
-            self._ask(self._pipeline(row).close, row)
+            ask(self._models.pipeline(row).close, row)
 
     def _holds(self, row: Row) -> bool:
         return self._rows.get(row.request.id) is row
 
-    def _pipeline(self, row: Row) -> Pipeline:
-        return self._tasks[row.request.task].pipeline
-
-    def _ask(self, function: Callable[..., T], *arguments: object) -> T | Exception:
-        """Call into a pipeline; whatever it raises is data here. The engine's one broad except."""
-        try:
-            return function(*arguments)
-        except Exception as error:
-            # The traceback would pin tensors (pytorch/pytorch#27600), so it is told and dropped.
-            log.info("a pipeline raised", exc_info=not isinstance(error, CarpoolError))
-            return error.with_traceback(None)
-
     def _report(self) -> Report | None:
         draft = self._draft
-        if not (draft.ended or draft.parked or draft.call or draft.news):
+        if draft.empty:
             return None
-        self._draft = _Draft()
+        self._draft = Draft()
         if not self._rows:
             self._served.clear()
-        return Report(
-            draft.outputs,
-            draft.marks,
-            draft.ended,
-            draft.parked,
-            draft.seconds,
-            draft.call,
-            self.room(),
-            self._seen,
-        )
-
-
-def _told(error: Exception) -> CarpoolError:
-    """What people are told: our own words, or the kind of a stranger's error without its internals."""
-    if isinstance(error, CarpoolError):
-        return error
-    return CarpoolError(f"The model could not process this request ({type(error).__name__}).")
+        return draft.report(self.room(), self._seen)

@@ -1,7 +1,8 @@
 """Who is admitted next: start-time fair queueing over device-seconds, with classes and held room.
 
-A waiting request is tagged with its session's number plus the weighted cost of its first call. Lines are
-(class, task); background lines come last, above a floor. It does not know workers, devices or streams.
+A waiting request is tagged with its session's number plus the weighted cost of its first call.
+Lines are (class, task); background lines come last, above a floor. It does not know workers,
+devices or streams.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class FairQueue:
         """The first requests of the most deserving sessions, background left out."""
         found: list[Ticket] = []
         taken: list[tuple[_Lineup, _Entry]] = []
-        for lineup, entry, ticket in self._ordered(False):
+        for lineup, _, ticket in self._ordered(False):
             taken.append((lineup, lineup.pop()))
             found.append(ticket)
             if len(found) == count:
@@ -284,7 +285,7 @@ class FairQueue:
         passed: list[Ticket] = []
         found: Ticket | None = None
         held = False
-        for lineup, entry, ticket in self._ordered(background, closed):
+        for lineup, _, ticket in self._ordered(background, closed):
             fit = fits(ticket)
             if fit is Fit.YES:
                 found = ticket

@@ -1,6 +1,8 @@
-"""What will be: the cost of a request, the wait of a newcomer, position and time to go of those who wait.
+"""What will be: the cost of a request, the wait of a newcomer, position and time to go of those who
+wait.
 
-All from the learned costs and the fair order, positions from one snapshot a second. It changes nothing.
+All from the learned costs and the fair order, positions from one snapshot a second. It changes
+nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Forecast:
         return all(self._costs.known((request.task, work.key)) for work in request.plan)
 
     def wait(self, session: str, bound: float) -> float:
-        """Predicted seconds until one more request of this session starts; exact only above `bound`."""
+        """Predicted seconds until one more request of this session starts; exact only above
+        `bound`.
+        """
         left, _ = self._running()
         work, count = self._queue.work, sum(self._queue.ahead.values())
         if left + work <= bound or not count:
@@ -88,7 +92,9 @@ class Forecast:
         return left / max(sum(s.alive for s in self._stations), 1), float(len(tickets))
 
     def _snapshot(self) -> dict[str, Place]:
-        """Play the fair order forward: the session with the least number is next and pays for its work."""
+        """Play the fair order forward: the session with the least number is next and pays for its
+        work.
+        """
         sessions: dict[tuple[bool, str], list[Ticket]] = defaultdict(list)
         for ticket in self._queue.tickets():
             request = ticket.request
@@ -119,7 +125,8 @@ class Forecast:
 
 
 def _start(work: float, position: int, rows: float) -> float | None:
-    """Seconds until the `position`th of those who wait starts, with `work` ahead and `rows` at once.
+    """Seconds until the `position`th of those who wait starts, with `work` ahead and `rows` at
+    once.
 
     The first row is free when about 1/rows of the running work is done, the last when all of it is.
     """

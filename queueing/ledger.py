@@ -1,8 +1,8 @@
 """One number per session: device-seconds served over weight, the order of everything that is fair.
 
-After "Fairness in Serving Large Language Models" (VTC, arXiv 2401.00588) with device-seconds for tokens:
-a session that returns from idle is lifted to the level of the others, so nobody hoards credit.
-It does not know requests, queues or devices.
+After "Fairness in Serving Large Language Models" (VTC, arXiv 2401.00588) with device-seconds for
+tokens: a session that returns from idle is lifted to the level of the others, so nobody hoards
+credit. It does not know requests, queues or devices.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Ledger:
         return 0 if account is None else account.running
 
     def enter(self, session: str) -> Account:
-        """A request of this session came in; returning from idle lifts it to the level of the others."""
+        """A request of this session came in; returning from idle lifts it to the level of the
+        others.
+        """
         account = self._accounts.get(session)
         if account is None:
             account = Account(max(self.level(), self._debts.pop(session, 0.0)))

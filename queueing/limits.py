@@ -13,7 +13,9 @@ from queueing.work import Full
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of a queue. A cap on a person does not apply to callers known only by a shared address."""
+    """The bounds of a queue. A cap on a person does not apply to callers known only by a shared
+    address.
+    """
 
     total: int = 1000  # requests that wait, of everybody
     waiting: int = 64  # requests of one person that wait
@@ -24,8 +26,8 @@ class Limits:
         """Raises Full when this person has enough waiting already."""
         if capped and waiting >= self.waiting:
             raise Full(
-                f"You have {waiting} requests waiting and the limit is {self.waiting} for one person. "
-                f"Try again in {_words(predicted)}, when some of them have run.",
+                f"You have {waiting} requests waiting and the limit is {self.waiting} for one "
+                f"person. Try again in {_words(predicted)}, when some of them have run.",
                 retry_after=_polite(predicted),
             )
 

@@ -1,6 +1,7 @@
 """Counts and times of what happened, bounded, for pages and benchmarks.
 
-It is told of every device call and of every end; it does not know why they happened beyond their reason.
+It is told of every device call and of every end; it does not know why they happened beyond their
+reason.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ KEPT = 4096  # calls and ended requests that are remembered one by one
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A device call as the dispatcher heard of it; `at` is when its report came, in the clock's seconds."""
+    """A device call as the dispatcher heard of it; `at` is when its report came, in the clock's
+    seconds.
+    """
 
     at: float
     worker: int

@@ -1,7 +1,9 @@
-"""The worker that is a process of its own: a crash, a hang or a leak takes it and not the application.
+"""The worker that is a process of its own: a crash, a hang or a leak takes it and not the
+application.
 
-Started as a module with dotted factory names, never by importing the application again. Messages are
-length-prefixed pickles over a socket pair that nobody else holds. It knows engines only through `serve`.
+Started as a module with dotted factory names, never by importing the application again. Messages
+are length-prefixed pickles over a socket pair that nobody else holds. It knows engines only through
+`serve`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from queueing.worker import Factory, Inbox, Receive, build, serve
 
 log = logging.getLogger("carpool.process")
 
+ROOT = str(Path(__file__).resolve().parent.parent)
 HEADER = struct.Struct("!I")
 HANG_SECONDS = 60.0  # a call may take this long at least
 HANG_FACTOR = 20.0  # and this many times what was predicted
@@ -119,8 +122,7 @@ class ProcessWorker:
 
 
 async def _spawn(descriptor: int) -> asyncio.subprocess.Process:
-    root = str(Path(__file__).resolve().parent.parent)
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -1,6 +1,8 @@
-"""Virtual devices under a virtual clock: the same admission and engines, a million events in a test.
+"""Virtual devices under a virtual clock: the same admission and engines, a million events in a
+test.
 
-Deterministic: equal inputs give equal event hashes. It proves policy; it knows no threads and no processes.
+Deterministic: equal inputs give equal event hashes. It proves policy; it knows no threads and no
+processes.
 """
 
 from __future__ import annotations

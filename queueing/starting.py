@@ -1,7 +1,7 @@
 """Who starts where, and who gives way: tickets from the queue to stations and back.
 
-A start pays for its first call ahead. It does not know callers' limits beyond a person's running rows, and
-it reads no reports.
+A start pays for its first call ahead. It does not know callers' limits beyond a person's running
+rows, and it reads no reports.
 """
 
 from __future__ import annotations

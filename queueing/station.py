@@ -1,4 +1,5 @@
-"""A worker as the dispatcher knows it: its credit, who was started there, who is to run alone, who gives way.
+"""A worker as the dispatcher knows it: its credit, who was started there, who is to run alone, who
+gives way.
 
 It is told what the worker reported and never talks to it.
 """
@@ -64,9 +65,11 @@ class Station:
         return Fit.YES
 
     def victim(self, ticket: Ticket, ledger: Ledger) -> Ticket | None:
-        """The row to displace for a session with nothing running: of the most served, the least computed.
+        """The row to displace for a session with nothing running: of the most served, the least
+        computed.
 
-        None when every row would be free sooner than it could be computed again, or none may be taken.
+        None when every row would be free sooner than it could be computed again, or none may be
+        taken.
         """
         rows = [one for one in self.tickets.values() if one.request.task == ticket.request.task]
         natural = min((max(one.work - one.spent, 0.0) * len(rows) for one in rows), default=0.0)
@@ -86,7 +89,9 @@ class Station:
         )
 
     def _yields(self, row: Ticket, newcomer: str, ledger: Ledger) -> bool:
-        """Background yields always; others with two rows or more, when served more than the newcomer."""
+        """Background yields always; others with two rows or more, when served more than the
+        newcomer.
+        """
         if row.request.priority is Priority.BACKGROUND:
             return True
         session = row.request.session

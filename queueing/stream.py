@@ -1,7 +1,8 @@
 """One request's whole output, kept while anybody may read it, read by offset.
 
-Text accumulates, a preview, progress and a result replace. A slow reader costs nothing and a reader that
-returns continues where it was. It does not know queues, workers or pages; only `changed` needs a loop.
+Text accumulates, a preview, progress and a result replace. A slow reader costs nothing and a reader
+that returns continues where it was. It does not know queues, workers or pages; only `changed` needs
+a loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from queueing.work import CarpoolError, Output, Status
 
 @dataclass(slots=True)
 class Times:
-    """When a request reached each stage, in seconds of the dispatcher's clock; None where it did not."""
+    """When a request reached each stage, in seconds of the dispatcher's clock; None where it did
+    not.
+    """
 
     submitted: float
     started: float | None = None
@@ -86,14 +89,14 @@ class Stream:
             self.times.ended = now
         self._moved()
 
-    async def changed(self, version: int, timeout: float) -> int:
-        """Wait until `version` is no longer the current one, at most `timeout` seconds; returns the current."""
+    async def changed(self, version: int, seconds: float) -> int:
+        """Wait until `version` is not the current one, at most `seconds`; returns the current."""
         if self.version != version or self.status.terminal:
             return self.version
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
-            await asyncio.wait((waiter,), timeout=timeout)
+            await asyncio.wait((waiter,), timeout=seconds)
         finally:
             self._waiters.discard(waiter)
         return self.version

@@ -17,7 +17,9 @@ Tell: TypeAlias = Callable[[float, str], None]
 
 
 class Priority(IntEnum):
-    """Interactive and standard are weights; background runs when nothing else is ready, above a floor."""
+    """Interactive and standard are weights; background runs when nothing else is ready, above a
+    floor.
+    """
 
     INTERACTIVE = 0
     STANDARD = 1
@@ -30,7 +32,9 @@ class Priority(IntEnum):
 
 
 class Status(StrEnum):
-    """Where a request is in its life; the last five are terminal and exactly one of them is reached."""
+    """Where a request is in its life; the last five are terminal and exactly one of them is
+    reached.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -53,7 +57,7 @@ class Reason(StrEnum):
     MEMORY = "memory"  # the learned memory cap
     BUDGET = "budget"  # the policy's latency target
     DEADLINE = "deadline"  # the earliest deadline that can still be met
-    IDLE = "idle"  # the device was free and nothing else was ready
+    IDLE = "idle"  # the device was free, and nothing more was ready
     BURST_OVER = "burst over"  # a burst was awaited and has ended
     RETRY = "retry"  # half of a call that failed
     LOAD = "load"
@@ -98,8 +102,8 @@ class WorkerLost(CarpoolError):
 class Work:
     """The next unit of a row: only equal keys share a device call.
 
-    `serial` units are consecutive forwards (decode tokens, denoise steps); other units are done in one
-    forward (a prefill chunk). `weight` is how many rows it counts for (2 with guidance).
+    `serial` units are consecutive forwards (decode tokens, denoise steps); other units are done in
+    one forward (a prefill chunk). `weight` is how many rows it counts for (2 with guidance).
     """
 
     key: Key
@@ -141,7 +145,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Host data for the reader: `delta` appends at offset `at` (a stream skips what it has), the rest replaces."""
+    """Host data for the reader: `delta` appends at offset `at` (a stream skips what it has), the
+    rest replaces.
+    """
 
     at: int = 0
     delta: str = ""
@@ -152,7 +158,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What a step made of one row; `units` may be fewer than granted; `mark` extends the row's mark."""
+    """What a step made of one row; `units` may be fewer than granted; `mark` extends the row's
+    mark.
+    """
 
     state: Any
     units: int
@@ -162,7 +170,9 @@ class Advance:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A running request in an engine. Pipelines read `request`, `state`, `cancelled`; they write nothing."""
+    """A running request in an engine. Pipelines read `request`, `state`, `cancelled`; they write
+    nothing.
+    """
 
     request: Request
     state: Any
@@ -193,7 +203,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a loaded task tells the application: limits for its front, memory, and words for people."""
+    """What a loaded task tells the application: limits for its front, memory, and words for
+    people.
+    """
 
     limits: Mapping[str, int] = field(default_factory=dict)
     bytes: int = 0  # device memory for rows; 0 means rows need none
@@ -218,7 +230,9 @@ class Front(Protocol):
 
 
 class Pipeline(Protocol):
-    """In a worker process: tensors; no sessions, no clock. Every output is a function of (request, progress)."""
+    """In a worker process: tensors; no sessions, no clock. Every output is a function of (request,
+    progress).
+    """
 
     @property
     def sizes(self) -> tuple[int, ...] | None:

@@ -1,6 +1,7 @@
 """Where an engine runs: the loop around it, and the worker that is a thread of this process.
 
-A worker takes messages down and gives messages up; it does not know requests' callers or sessions' limits.
+A worker takes messages down and gives messages up; it does not know requests' callers or sessions'
+limits.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def build(factories: Mapping[str, Factory]) -> dict[str, Pipeline]:
 
 
 def serve(engine: Engine, inbox: Inbox, send: Receive, clock: Clock) -> None:
-    """Run an engine until it is drained: read what came, tick, report; wait when there is nothing."""
+    """Run an engine until it is drained: read what came, tick, report; wait when there is
+    nothing.
+    """
     send(Ready(engine.room()))
     quiet = True
     while not (engine.draining and engine.idle):

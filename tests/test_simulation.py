@@ -1,4 +1,6 @@
-"""Policy proved in virtual worlds: fairness, classes, no thrash, and chaos that leaves nothing behind."""
+"""Policy proved in virtual worlds: fairness, classes, no thrash, and chaos that leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Virtual worlds for simulations: policies, fake devices, random people, and what must hold afterwards."""
+"""Virtual worlds for simulations: policies, fake devices, random people, and what must hold
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ class Chaos:
         return work.request(task=task, priority=priority, bytes=memory)
 
     def touched(self, id: str) -> None:
-        """A request was touched: it never leaves a terminal state and its text is always a prefix."""
+        """A request was touched: it never leaves a terminal state and its text is always a
+        prefix.
+        """
         stream = self.streams.get(id)
         if stream is None:
             return
@@ -141,7 +145,9 @@ class Chaos:
 
 
 def chaos(seed: int, events: int) -> Chaos:
-    """Arrivals, cancels, deadlines, poison, memory limits and worker deaths until so many events."""
+    """Arrivals, cancels, deadlines, poison, memory limits and worker deaths until so many
+    events.
+    """
     policies = {
         "chat": Policy(rows=8, units=256, timeout=60.0),
         "image": Policy(rows=4, timeout=30.0),

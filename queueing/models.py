@@ -1,0 +1,140 @@
+"""The models of one worker: loaded when asked for, asked with care, and the room that is left in
+them.
+
+Whatever a pipeline raises is data from here on. It does not know rows' order, batches or people.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from queueing.clock import Clock
+from queueing.costs import MemoryCaps
+from queueing.work import (
+    Call,
+    Card,
+    CarpoolError,
+    Loaded,
+    Loading,
+    Pipeline,
+    Policy,
+    Reason,
+    Room,
+    Row,
+    Up,
+)
+
+log = logging.getLogger("carpool.models")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Model:
+    """One task's pipeline and policy; `card` stays known after it was put away."""
+
+    pipeline: Pipeline
+    policy: Policy
+    card: Card | None = None
+    loaded: bool = False
+    wanted: bool = False  # a Load was asked for
+
+
+class Models:
+    """All models of a worker, by task."""
+
+    def __init__(
+        self,
+        pipelines: Mapping[str, Pipeline],
+        policies: Mapping[str, Policy],
+        clock: Clock,
+        tell: Callable[[Up], None],
+    ) -> None:
+        self._models = {task: Model(pipelines[task], policies[task]) for task in pipelines}
+        self._clock = clock
+        self._tell = tell
+
+    def __getitem__(self, task: str) -> Model:
+        return self._models[task]
+
+    def pipeline(self, row: Row) -> Pipeline:
+        return self._models[row.request.task].pipeline
+
+    def wanted(self, tasks: Iterable[str]) -> str | None:
+        """A task to load: one of these, or one that was asked for."""
+        for task, model in self._models.items():
+            if not model.loaded and (model.wanted or task in tasks):
+                return task
+        return None
+
+    def load(self, task: str) -> Call:
+        """Bring a model up, as a device call of its own; a failure is told and in the call's
+        error.
+        """
+        model = self._models[task]
+        model.wanted = False
+        began = self._clock()
+
+        def tell(fraction: float, text: str) -> None:
+            self._tell(Loading(task, fraction, text))
+
+        card = ask(model.pipeline.load, tell)
+        seconds, error = self._clock() - began, ""
+        if isinstance(card, Exception):
+            error = str(told(card))
+            self._tell(Loaded(task, None, error))
+        else:
+            model.card, model.loaded = card, True
+            self._tell(Loaded(task, card))
+        return Call(task, "load", Reason.LOAD, (), 1, 0.0, 1.0, seconds, 0.0, error)
+
+    def unload(self, task: str) -> None:
+        """Put a model away that nobody uses."""
+        model = self._models[task]
+        if model.loaded:
+            ask(model.pipeline.unload)
+            model.loaded = False
+            self._tell(Loaded(task))
+
+    def room(self, rows: Iterable[Row], caps: MemoryCaps) -> dict[str, Room]:
+        """The credit for the next Start: the policy's rows and the card's bytes, less what is
+        promised.
+        """
+        taken = dict.fromkeys(self._models, 0.0)
+        promised = dict.fromkeys(self._models, 0)
+        for row in rows:
+            taken[row.request.task] += row.request.share
+            promised[row.request.task] += row.request.bytes
+        rooms = {}
+        for task, model in self._models.items():
+            most = min(model.policy.rows, caps.limit(open_rows(task)))
+            limit = int(model.card.bytes * model.policy.overcommit) if model.card else 0
+            bytes = max(limit - promised[task], 0) if limit else None
+            rooms[task] = Room(max(most - taken[task], 0.0), bytes)
+        return rooms
+
+
+def open_rows(task: str) -> tuple[str, str]:
+    """The key under which a task's open rows have their memory cap."""
+    return "open", task
+
+
+def ask(function: Callable[..., T], *arguments: object) -> T | Exception:
+    """Call into a pipeline; whatever it raises is returned. The engine's one broad except."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        # The traceback would pin tensors (pytorch/pytorch#27600), so it is told and dropped.
+        log.info("a pipeline raised", exc_info=not isinstance(error, CarpoolError))
+        return error.with_traceback(None)
+
+
+def told(error: Exception) -> CarpoolError:
+    """What people are told: our own words, or the kind of a stranger's error without its
+    internals.
+    """
+    if isinstance(error, CarpoolError):
+        return error
+    return CarpoolError(f"The model could not process this request ({type(error).__name__}).")
