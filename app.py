@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import threading
-import uuid
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -105,7 +104,7 @@ class Door:
             yield View(Phase.FAILED, OURS)
 
     def caller(self, request: gr.Request, token: Any = None) -> Caller:
-        id = LocalContext.event_id.get(None) or uuid.uuid4().hex
+        id = LocalContext.event_id.get() or ""  # every call comes through Gradio's queue
         event = LocalContext.blocks.get()._queue.event_ids_to_events.get(id)
         person = self._person(request.request, request.username, token)
         return Caller(person, id, request.session_hash or id, gone=event in self._early)
@@ -155,7 +154,6 @@ class Blocks(gr.Blocks):
         except Invalid as error:
             raise gr.Error(str(error), print_exception=False) from error
         except Exception as error:
-            logger.info("a payload of the wrong shape: %r", error)
             raise gr.Error(SHAPE, print_exception=False) from error
 
 
@@ -190,12 +188,11 @@ class ChatPage:
 
     def _connect(self) -> None:
         page = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
-        triggers = [self.box.submit, self.chatbot.example_select]
-        triggers += [self.chatbot.retry, self.chatbot.edit]
-        inputs = [self.box, self.chatbot, self.token, *self.settings]
-        gr.on(triggers, self.turn, inputs, [self.chatbot, self.box, self.line, self.ride], **page)
+        talk, inputs = self.chatbot, [self.box, self.chatbot, self.token, *self.settings]
+        triggers = [self.box.submit, talk.example_select, talk.retry, talk.edit]
+        gr.on(triggers, self.turn, inputs, [talk, self.box, self.line, self.ride], **page)
         self.box.stop(self.stop, self.ride, queue=False, **page)
-        self.chatbot.clear(self.clear, self.ride, [self.box, self.line], queue=False, **page)
+        self.chatbot.clear(self.clear, self.ride, self.line, queue=False, **page)
         self.blocks.load(self.arrive, self.token, self.token, queue=False, **page)
         self.blocks.load(self.watch, None, self.badge, **page)
         gr.api(self.chat, api_name="chat", concurrency_limit=None)
@@ -255,21 +252,21 @@ class ChatPage:
                 if view.phase.terminal:
                     update[self.box] = gr.update(submit_btn=True, stop_btn=False)
                 if view.phase is Phase.REFUSED:  # as if it had not been sent
-                    update[self.chatbot] = drawn(before)
-                    update[self.box]["value"] = message
+                    update[self.chatbot], update[self.box]["value"] = drawn(before), message
+                if view.phase is Phase.FORGOTTEN:
+                    update[self.chatbot] = []
                 yield update
 
     async def stop(self, request: gr.Request, ride: str) -> None:
         self._door.desk.stop(ride, request.session_hash)
 
-    async def clear(self, request: gr.Request, ride: str):
-        self._door.desk.stop(ride, request.session_hash, silent=True)
-        return gr.update(submit_btn=True, stop_btn=False), dot("idle", "")
+    async def clear(self, request: gr.Request, ride: str) -> str:
+        self._door.desk.stop(ride, request.session_hash, forget=True)
+        return dot("idle", "")
 
     async def arrive(self, token: Any):
         """A browser that is new here, or whose name is not ours, gets one."""
-        known = self._door.signer.name(token)
-        return gr.skip() if known else self._door.signer.issue()
+        return gr.skip() if self._door.signer.name(token) else self._door.signer.issue()
 
     async def watch(self) -> AsyncIterator[str]:
         """What the model does, until it is there."""

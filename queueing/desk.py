@@ -24,7 +24,7 @@ SHARE = 1 / 250  # seconds of pace that each ride adds: a View costs about a mil
 
 
 class Phase(StrEnum):
-    """What a caller sees of a request's life; the last four are terminal."""
+    """What a caller sees of a request's life; the last five are terminal."""
 
     LOADING = "loading"
     WAITING = "waiting"
@@ -33,6 +33,7 @@ class Phase(StrEnum):
     STOPPED = "stopped"
     FAILED = "failed"
     REFUSED = "refused"  # before it was queued
+    FORGOTTEN = "forgotten"  # stopped, and nothing of it is to be shown
 
     @property
     def terminal(self) -> bool:
@@ -73,7 +74,7 @@ class Ride:
 
     caller: Caller
     stopped: bool = False
-    silent: bool = False  # another call took its place on the page: it shows nothing more
+    forgotten: bool = False
     stream: Stream | None = None
 
     def stop(self) -> None:
@@ -96,12 +97,12 @@ class Desk:
         self._grace = grace  # seconds a stream outlives a caller that vanished
         self._rides: dict[str, Ride] = {}
 
-    def stop(self, id: str, tab: str, silent: bool = False) -> bool:
+    def stop(self, id: str, tab: str, forget: bool = False) -> bool:
         """Stop a call if that tab made it; a foreign or unknown id changes nothing."""
         ride = self._rides.get(id)
         if ride is None or ride.caller.tab != tab:
             return False
-        ride.silent = silent
+        ride.forgotten = forget
         ride.stop()
         return True
 
@@ -111,8 +112,10 @@ class Desk:
         try:
             yield View(Phase.WAITING, "One moment")
             async for view in self._views(ride, task, payload):
-                if not ride.silent:
+                if not ride.forgotten:
                     yield view
+            if ride.forgotten:
+                yield View(Phase.FORGOTTEN, "")
         except (Invalid, Full) as error:
             yield View(Phase.REFUSED, str(error))
         finally:

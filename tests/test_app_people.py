@@ -1,0 +1,156 @@
+"""Who a caller is, and what may come through the door: signed names, logins, addresses, shapes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradio_client import Client
+from starlette.requests import Request
+
+from app import HEADER, Door
+from queueing.payload import FIELD, BodyLimit, shaped
+from queueing.people import Person, Signer, secret
+from queueing.settings import Settings
+from queueing.work import Invalid
+
+SIGNER = Signer(b"ours")
+FOREIGN = Signer(b"theirs").issue()
+
+
+@pytest.fixture
+def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Door:
+    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path))
+    return Door(Settings(pipeline="fake", secret="ours"))
+
+
+def http(token: str = "", session: dict[str, Any] | None = None) -> Request:
+    headers = [(HEADER.encode(), token.encode())] if token else []
+    scope = {"type": "http", "headers": headers, "client": ("192.0.2.7", 1)}
+    return Request({**scope, "session": session} if session else scope)
+
+
+def test_a_name_that_the_server_signed_is_a_person() -> None:
+    token = SIGNER.issue()
+    assert SIGNER.person(None, token, "192.0.2.7") == Person(f"token:{token.partition('.')[0]}")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [FOREIGN, "", ".", "name.", "name." + "0" * 32, "a" * 10_000, "näme.x", None, 7, {}, ["x"]],
+)
+def test_a_forged_name_is_an_address_and_an_address_is_never_capped(token: Any) -> None:
+    person = SIGNER.person(None, token, "192.0.2.7")
+    assert person == Person("address:192.0.2.7", capped=False)
+
+
+def test_a_changed_name_is_nobodys() -> None:
+    token = SIGNER.issue()
+    other = ("b" if token[0] == "a" else "a") + token[1:]
+    assert SIGNER.name(other) is None
+
+
+def test_no_two_names_are_equal() -> None:
+    assert len({SIGNER.issue() for _ in range(1000)}) == 1000
+
+
+def test_a_login_comes_before_a_token_and_a_token_before_the_address(door: Door) -> None:
+    token = SIGNER.issue()
+    profile = {"oauth_info": {"userinfo": {"preferred_username": "ada"}}}
+    assert door._person(http(token, profile), None, None).name == "login:ada"
+    assert door._person(http(token), "grace", None).name == "login:grace"
+    assert door._person(http(token), None, None).name.startswith("token:")
+    assert door._person(http(), None, token).name.startswith("token:")
+    assert door._person(http(), None, None).name == "address:192.0.2.7"
+
+
+def test_a_header_comes_before_what_a_page_kept(door: Door) -> None:
+    header, kept = SIGNER.issue(), SIGNER.issue()
+    assert door._person(http(header), None, kept).name == f"token:{header.partition('.')[0]}"
+
+
+def test_the_identity_endpoint_gives_a_new_name_each_time(app: Any) -> None:
+    client = Client(app.url, verbose=False)
+    first, second = (client.predict(api_name="/identity") for _ in range(2))
+    assert first != second and first.count(".") == 1
+    known = Client(app.url, verbose=False, headers={HEADER: first})
+    assert known.predict("Hi", max_tokens=2, api_name="/chat")
+
+
+def test_the_secret_is_made_once_and_kept_private(tmp_path: Path) -> None:
+    found: list[bytes] = []
+    makers = [
+        threading.Thread(target=lambda: found.append(secret("", tmp_path / "cache")))
+        for _ in range(8)
+    ]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert len(set(found)) == 1 and len(found[0]) == 32 and len(found) == 8
+    assert (tmp_path / "cache" / "secret").stat().st_mode & 0o077 == 0
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["secret"]
+
+
+def test_a_given_secret_is_not_written(tmp_path: Path) -> None:
+    assert secret("given", tmp_path / "cache") == b"given"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_missing_values_are_the_defaults() -> None:
+    assert shaped(["Hi"], {"message": None, "seed": 7}) == ["Hi", 7]
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([1, 2, 3], "data has 3 values; at most 2"),
+        (["a" * (FIELD + 1)], "message has 1,000,001 characters"),
+        (["Hi", [{"content": "a" * FIELD}]], "history has 1,000,007 characters"),
+    ],
+)
+def test_too_much_is_refused_by_name(values: list[Any], names: str) -> None:
+    with pytest.raises(Invalid, match=names):
+        shaped(values, {"message": None, "history": None})
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("a\ud800b", "a\ufffdb"),
+        ("\udc00", "\ufffd"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("ünï \x00\x1b", "ünï \x00\x1b"),
+    ],
+)
+def test_texts_become_valid_unicode_wherever_they_are(text: str, clean: str) -> None:
+    assert shaped([{text: [text]}], {"message": None}) == [{clean: [clean]}]
+
+
+async def test_a_body_that_did_not_say_its_length_is_cut_off_at_the_limit() -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        kinds.extend([(await receive())["type"] for _ in range(3)])
+
+    async def chunk() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"12345", "more_body": True}
+
+    kinds: list[str] = []
+    await BodyLimit(application, most=12)({"type": "http", "headers": []}, chunk, chunk)  # type: ignore[arg-type]
+    assert kinds == ["http.request", "http.request", "http.disconnect"]
+
+
+def test_settings_have_defaults_and_names() -> None:
+    assert Settings.read({"CARPOOL_ROWS": "", "OTHER": "1"}) == Settings()
+    given = {
+        "CARPOOL_PIPELINE": "fake",
+        "CARPOOL_ROWS": "4",
+        "CARPOOL_SHARE": "1",
+        "CARPOOL_SECRET": "s",
+        "CARPOOL_GRACE": "2.5",
+        "CARPOOL_LOG": "info",
+        "GRADIO_SERVER_PORT": "81",
+    }
+    assert Settings.read(given) == Settings("fake", 4, 81, True, "s", 2.5, "INFO")
+    assert Settings.read({**given, "CARPOOL_PORT": "82"}).port == 82

@@ -1,0 +1,246 @@
+"""The page in a real browser, as people use it: send, stop, ask again, edit; narrow, wide, dark.
+
+Pictures of what it saw are left in build/. Skipped only where there is no Chromium.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from gradio_client import Client
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.conftest import ROOT, App, Launch
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+PICTURES = ROOT / "build"
+WAIT = 30_000  # milliseconds
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="There is no Chromium on this machine."),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    flags = ["--no-sandbox", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Browser, app: App) -> Iterator[Page]:
+    """The shared application in a browser that was never here before."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    yield visit(context.new_page(), app)
+    context.close()
+
+
+def visit(page: Page, app: App) -> Page:
+    page.goto(app.url)
+    page.locator("#box textarea").wait_for(timeout=WAIT)
+    return page
+
+
+def send(page: Page, text: str) -> None:
+    page.locator("#box textarea").fill(text)
+    page.locator("#box textarea").press("Enter")
+
+
+def answer(page: Page) -> str:
+    return page.locator("#talk .bot-row").last.inner_text()
+
+
+def longest(page: Page, tokens: int) -> None:
+    """Set the longest answer, in the settings."""
+    page.locator("#settings > button").click()
+    field = page.get_by_label("number input for Longest answer, in tokens")
+    field.fill(str(tokens))
+    field.press("Tab")
+    page.locator("#settings > button").click()
+
+
+def status(page: Page, words: str) -> None:
+    expect(page.locator("#line")).to_contain_text(re.compile(words), timeout=WAIT)
+
+
+def picture(page: Page, name: str) -> None:
+    PICTURES.mkdir(exist_ok=True)
+    page.screenshot(path=PICTURES / f"{name}.png")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_fits_and_follows_the_scheme(
+    browser: Browser, app: App, width: int, scheme: str
+) -> None:
+    size = {"width": width, "height": 800}
+    context = browser.new_context(viewport=size, color_scheme=scheme)
+    page = visit(context.new_page(), app)
+    expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
+    picture(page, f"empty-{width}-{scheme}")
+    longest(page, 60)
+    send(page, "Tell me about the sea, at some length and with " + "averylongword" * 12)
+    status(page, "tokens|Done")
+    picture(page, f"talk-{width}-{scheme}")
+    page.locator("#settings > button").click()
+    picture(page, f"settings-{width}-{scheme}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
+    context.close()
+
+
+def test_an_answer_streams_into_the_page(page: Page) -> None:
+    longest(page, 120)
+    send(page, "Hello")
+    status(page, "Writing, alone in this batch")
+    early = len(answer(page))
+    status(page, "tokens|Done")
+    assert 0 < early < len(answer(page))
+    expect(page.locator("#talk .user-row")).to_have_text(["Hello"])
+    expect(page.locator("#box textarea")).to_have_value("")
+
+
+def test_stop_ends_the_answer_and_keeps_what_was_said(page: Page) -> None:
+    longest(page, 2000)
+    send(page, "Hello")
+    status(page, "Writing")
+    page.locator("#box .stop-button").click()
+    status(page, "Stopped")
+    said = answer(page)
+    expect(page.locator("#box .submit-button")).to_be_visible(timeout=WAIT)
+    assert said == answer(page) != ""
+
+
+def test_stop_works_while_it_waits(browser: Browser, narrow_app: App) -> None:
+    job = Client(narrow_app.url, verbose=False).submit("Hi", max_tokens=1500, api_name="/chat")
+    next(iter(job))
+    context = browser.new_context()
+    page = visit(context.new_page(), narrow_app)
+    send(page, "Hello")
+    status(page, "Next in line")
+    picture(page, "waiting")
+    page.locator("#box .stop-button").click()
+    status(page, "Stopped")
+    expect(page.locator("#talk .bot-row")).to_have_count(0)
+    job.cancel()
+    context.close()
+
+
+def test_two_tabs_share_a_batch_and_say_so(browser: Browser, app: App, page: Page) -> None:
+    job = Client(app.url, verbose=False).submit("Hi", max_tokens=1500, api_name="/chat")
+    next(iter(job))
+    longest(page, 200)
+    send(page, "Hello")
+    status(page, "Writing, 2 share in this batch")
+    job.cancel()
+
+
+def test_asking_again_replaces_the_answer(page: Page) -> None:
+    longest(page, 20)
+    send(page, "Hello")
+    status(page, "tokens|Done")
+    first = answer(page)
+    page.get_by_label("Retry").click()
+    expect(page.locator("#talk .bot-row")).not_to_have_text([first], timeout=WAIT)
+    status(page, "tokens|Done")
+    expect(page.locator("#talk .user-row")).to_have_text(["Hello"])
+    expect(page.locator("#talk .bot-row")).to_have_count(1)
+
+
+def test_editing_a_message_answers_it_anew(page: Page) -> None:
+    longest(page, 20)
+    for text in ("First", "Second"):
+        send(page, text)
+        expect(page.locator("#talk .user-row")).to_contain_text(
+            [text][:1] if text == "First" else ["First", "Second"]
+        )
+        status(page, "tokens|Done")
+        expect(page.locator("#box .submit-button")).to_be_visible(timeout=WAIT)
+    page.get_by_label("Edit").first.click()
+    page.locator("#talk textarea").fill("Changed")
+    page.get_by_label("Submit").click()
+    expect(page.locator("#talk .user-row")).to_have_text(["Changed"], timeout=WAIT)
+    status(page, "tokens|Done")
+    expect(page.locator("#talk .bot-row")).to_have_count(1)
+
+
+def test_an_example_starts_a_conversation(page: Page) -> None:
+    page.get_by_text("What is the capital of France?").click()
+    expect(page.locator("#talk .user-row")).to_have_text(["What is the capital of France?"])
+    status(page, "Writing")
+    page.locator("#box .stop-button").click()
+    status(page, "Stopped")
+
+
+def test_clearing_starts_over_even_while_it_writes(page: Page) -> None:
+    longest(page, 2000)
+    send(page, "Hello")
+    status(page, "Writing")
+    page.get_by_label("Clear").click()
+    expect(page.locator("#talk .user-row")).to_have_count(0, timeout=WAIT)
+    expect(page.locator("#box .submit-button")).to_be_visible(timeout=WAIT)
+    expect(page.locator("#talk .bot-row")).to_have_count(0)
+
+
+def test_what_is_refused_goes_back_into_the_box(page: Page) -> None:
+    page.locator("#settings > button").click()
+    page.get_by_label("Seed").fill("a few")
+    send(page, "Hello")
+    status(page, "seed")
+    expect(page.locator("#box textarea")).to_have_value("Hello")
+    expect(page.locator("#talk .user-row")).to_have_count(0)
+
+
+def test_the_page_tells_how_far_the_model_is(browser: Browser, launch: Launch) -> None:
+    app = launch(SLOW_LOAD="8")
+    context = browser.new_context()
+    page = visit(context.new_page(), app)
+    expect(page.locator("#badge .loading")).to_contain_text("Pretending to load", timeout=WAIT)
+    longest(page, 5)
+    send(page, "Hello")
+    status(page, "The model is loading")
+    picture(page, "loading")
+    status(page, "tokens|Done")
+    expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
+    context.close()
+    app.stop()
+
+
+def test_a_browser_is_one_person_in_all_its_tabs(browser: Browser, app: App) -> None:
+    context = browser.new_context()
+    tokens = set()
+    for _ in range(2):
+        page = visit(context.new_page(), app)
+        page.wait_for_function("localStorage.getItem('carpool-person')", timeout=WAIT)
+        longest(page, 1)
+        with page.expect_request(re.compile("queue/join"), timeout=WAIT) as request:
+            send(page, "Hello")
+        tokens.add(request.value.post_data_json["data"][2])
+        status(page, "tokens|Done")
+    assert len(tokens) == 1 and len(tokens.pop()) > 40
+    context.close()
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_the_real_model_knows_the_capital_of_france(browser: Browser, launch: Launch) -> None:
+    app = launch(CARPOOL_PIPELINE="text", CARPOOL_CACHE="")
+    context = browser.new_context(viewport={"width": 1200, "height": 760})
+    page = visit(context.new_page(), app)
+    expect(page.locator("#badge .ready")).to_be_visible(timeout=300_000)
+    page.get_by_text("What is the capital of France?").click()
+    expect(page.locator("#line")).to_contain_text("tokens/s", timeout=120_000)
+    assert "Paris" in answer(page)
+    picture(page, "page")
+    context.close()
+    assert httpx.get(app.url).status_code == 200
