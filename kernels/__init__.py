@@ -1,8 +1,9 @@
 """Attention over paged keys and values, and the bridge to the PyPI package of the same name.
 
-transformers imports PyPI `kernels` as soon as it is installed, and this folder would shadow it: importing
-a Llama model then dies. So the other package, when there is one on the path, is continued in here: its
-names are re-exported and its submodules found. Without it nothing happens. It does not know any model.
+transformers imports PyPI `kernels` as soon as it is installed, and this folder would shadow it:
+importing a Llama model then dies. So the other package, when there is one on the path, is continued
+in here: its names are re-exported and its submodules found. Without it nothing happens. It does not
+know any model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def _elsewhere() -> ModuleSpec | None:
 
 
 def _bridge(spec: ModuleSpec) -> None:
-    """Run the other package's code as ours. Our own folder stays first in the search for submodules."""
+    """Run the other package's code as ours; our own folder is searched first for submodules."""
     if spec.submodule_search_locations is None or spec.loader is None:
         return
     __path__.extend(spec.submodule_search_locations)

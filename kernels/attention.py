@@ -1,8 +1,9 @@
-"""The seam to Hugging Face models: one attention function, "carpool", that reads and writes our pages.
+"""The seam to Hugging Face models: one attention function, "carpool", that reads and writes our
+pages.
 
-A forward is called on packed tokens [1, tokens] inside `attending(batch)`; the function then puts each
-layer's keys and values where the batch says and attends from there. A layer's geometry is learned from its
-first call, never from a config. It does not know requests, models or sampling.
+A forward is called on packed tokens [1, tokens] inside `attending(batch)`; the function then puts
+each layer's keys and values where the batch says and attends from there. A layer's geometry is
+learned from its first call, never from a config. It does not know requests, models or sampling.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "position_
 
 
 class Pages:
-    """Keys and values of every layer: `count` pages of `size` tokens, and page 0, nobody's and zero."""
+    """Keys and values of every layer: `count` pages of `size` tokens, and page 0 of zeros."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count = count
@@ -33,7 +34,7 @@ class Pages:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The pages of one layer, made when its first keys and values [tokens, heads, width] are seen."""
+        """The pages of a layer, made when its first keys and values [tokens, heads, width] come."""
         found = self.layers.get(index)
         if found is None:
             found = (self._like(key), self._like(value))
@@ -54,14 +55,14 @@ class Pages:
         return sum(pages[0, 0].numel() * pages.element_size() for pair in pairs for pages in pair)
 
     def _like(self, tokens: Tensor) -> Tensor:
-        # Not zeroed: pages are wiped when a row begins them, and the host gives memory when it is touched.
+        # Not zeroed: a page is wiped when a row begins it, and a host gives memory when touched.
         pages = tokens.new_empty(self.count + 1, self.size, *tokens.shape[1:])
         pages[0] = 0
         return pages
 
 
 class Batch:
-    """One forward's rows: where their tokens go, and a reading plan per sliding window, made once."""
+    """One forward's rows: where their tokens go, and a reading plan per sliding window."""
 
     def __init__(self, pages: Pages, spans: Sequence[Span], device: torch.device) -> None:
         self.pages = pages
@@ -113,7 +114,7 @@ def attend(
     dropout: float = 0.0,
     **asked: Any,
 ) -> tuple[Tensor, None]:
-    """One layer, by the interface of transformers: query [1, heads, tokens, width], out [1, tokens, ...]."""
+    """One layer as transformers calls it: query [1, heads, tokens, width], out [1, tokens, ...]."""
     shape = _shape(query, attention_mask, scaling, dropout, asked)
     batch = _current.get()
     index: Any = module.layer_idx
@@ -130,7 +131,7 @@ def attend(
 def _shape(
     query: Tensor, mask: Tensor | None, scaling: float | None, dropout: float, asked: dict[str, Any]
 ) -> Shape:
-    """What the layer asks for; anything unknown is refused, because ignoring it would be wrong quietly."""
+    """What the layer asks for; the unknown is refused, as ignoring it would be wrong quietly."""
     window = asked.pop("sliding_window", None)
     softcap = asked.pop("softcap", None)
     sinks = asked.pop("s_aux", None)

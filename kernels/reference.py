@@ -1,8 +1,8 @@
 """Paged attention in plain torch, one row at a time: the truth that quicker code is tested against.
 
-Keys and values lie in pages [pages, size, heads, width]; a row's table of pages says where. It knows
-grouped queries, sliding windows, soft caps, sinks and values of another width than keys; it does not know
-whose rows they are or why they are together.
+Keys and values lie in pages [pages, size, heads, width]; a row's table of pages says where. It
+knows grouped queries, sliding windows, soft caps, sinks and values of another width than keys; it
+does not know whose rows they are or why they are together.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def write(
 ) -> None:
     """Put keys and values [tokens, heads, width] at flat `slots` [tokens].
 
-    Pages that this forward begins (`fresh`) are wiped first: a padded read meets what their last owner
-    left, and if that was not a number, weight zero would not hide it.
+    Pages that this forward begins (`fresh`) are wiped first: a padded read meets what their last
+    owner left, and if that was not a number, weight zero would not hide it.
     """
     if fresh.numel():
         key_pages.index_fill_(0, fresh, 0)
@@ -84,10 +84,10 @@ def attend_span(
     positions = torch.arange(span.length, device=query.device)
     mask = visible(positions[-span.count :, None], positions[None], shape.window)  # [count, length]
     groups = query.shape[1] // key.shape[0]
-    grouped = query.unflatten(1, (key.shape[0], groups)).permute(1, 2, 0, 3)
+    grouped = query.reshape(span.count, key.shape[0], groups, -1).permute(1, 2, 0, 3)
     rows = grouped.flatten(1, 2)  # [key heads, groups * count, width]
     out = weighted(rows, key, value, mask.repeat(groups, 1), shape)
-    return out.unflatten(1, (groups, span.count)).permute(2, 0, 1, 3).flatten(1, 2)
+    return out.reshape(key.shape[0], groups, span.count, -1).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def attend(

@@ -1,7 +1,8 @@
-"""The registry of tasks: for each name, where its pipeline and its front are found, as dotted paths.
+"""The registry of tasks: for each name, where its pipeline and its front are found, as dotted
+paths.
 
-Nothing is imported before it is asked for: the application process takes fronts, a worker takes pipelines,
-and neither pays for the other. It does not know policies, pages or queues.
+Nothing is imported before it is asked for: the application process takes fronts, a worker takes
+pipelines, and neither pays for the other. It does not know policies, pages or queues.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Folders that are either complete or not there: built aside, stamped with hashes, renamed into place.
+"""Folders that are either complete or not there: built aside, stamped with hashes, renamed into
+place.
 
-A folder that lost or changed a file since is no longer complete and is built anew; two processes that want
-the same folder take turns. It does not know what lies in the folders.
+A folder that lost or changed a file since is no longer complete and is built anew; two processes
+that want the same folder take turns. It does not know what lies in the folders.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def root() -> Path:
 
 
 def complete(folder: Path) -> bool:
-    """Whether every file is as it was stamped. Hashes 270 MB in a quarter of a second, so it hashes all."""
+    """Whether every file is as it was stamped; hashing 270 MB takes a quarter of a second."""
     try:
         stamp = json.loads((folder / STAMP).read_text())
         return all(
@@ -62,7 +63,7 @@ def lock(folder: Path, tell: Tell) -> Iterator[None]:
 
 @contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill; it takes the place of `folder`, stamped, if no error comes. Needs the lock."""
+    """An empty folder to fill; without an error it becomes `folder`, stamped. Needs the lock."""
     for left in folder.parent.glob(f"{folder.name}.building-*"):  # a builder was killed
         shutil.rmtree(left, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.building-", dir=folder.parent))

@@ -1,7 +1,8 @@
 """Token ids become text as they come: never half a character, never a piece of a stop string.
 
-A pure state, pushed one token at a time: the same tokens give the same deltas at the same offsets, however
-they were batched, parked or replayed. It knows a decoder of token ids and nothing of models or streams.
+A pure state, pushed one token at a time: the same tokens give the same deltas at the same offsets,
+however they were batched, parked or replayed. It knows a decoder of token ids and nothing of models
+or streams.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def push(text: Text, token: int, decode: Decode, stops: Sequence[str]) -> tuple[
 
 
 def finish(text: Text, decode: Decode, stops: Sequence[str]) -> tuple[Text, str]:
-    """The end of the tokens: whatever is held or unfinished comes out, unless a stop string has ended it."""
+    """The end of the tokens: what is held or unfinished comes out, if no stop string ended it."""
     if text.stopped:
         return text, ""
     whole = decode(text.window)
@@ -61,7 +62,7 @@ def finish(text: Text, decode: Decode, stops: Sequence[str]) -> tuple[Text, str]
 def _unfinished(
     text: Text, window: tuple[int, ...], whole: str, decode: Decode, stops: Sequence[str]
 ) -> tuple[Text, str]:
-    """A window that ends in half a character waits; a long one gives up what no later token can change."""
+    """Half a character at the end waits; a long window gives up what no later token can change."""
     waiting = replace(text, window=window)
     if len(window) < _LONGEST:
         return waiting, ""

@@ -1,6 +1,8 @@
-"""Which device and number format to use, how much memory rows may take, and what running out looks like.
+"""Which device and number format to use, how much memory rows may take, and what running out looks
+like.
 
-The one place where torch's many out-of-memory errors become the house's own. It does not know models.
+The one place where torch's many out-of-memory errors become the house's own. It does not know
+models.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def choose_device(wanted: str = "auto") -> torch.device:
 
 
 def choose_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
-    """The format named, or bfloat16 where the hardware computes in it and float32 where it only converts."""
+    """The format named, or bfloat16 where hardware computes in it, float32 where it converts."""
     formats = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wanted in formats:
         return formats[wanted]
@@ -69,10 +71,10 @@ def short_of_memory(error: BaseException) -> bool:
 
 
 def guarded(call: Callable[[], T]) -> T:
-    """Run one device call; out of memory leaves as OutOfMemory, raised where no tensor is held any more.
+    """Run one device call; out of memory leaves as OutOfMemory, raised where no tensor is held.
 
-    An exception keeps the frames it came through alive, and they their tensors: raising anew, after the
-    old one is gone, is what lets the memory go before the call is tried again in halves.
+    An exception keeps the frames it came through alive, and they their tensors: raising anew, after
+    the old one is gone, lets the memory go before the call is tried again in halves.
     """
     try:
         return call()

@@ -1,8 +1,8 @@
 """The fronts: what a caller sends is checked and made into a request, on the host, without torch.
 
-`ChatFront` takes a plain dictionary from anywhere and refuses, in a sentence that names the field and the
-limit, whatever breaks a rule. Text is kept as it is, control characters included; only unpaired surrogates
-are refused. It does not know people, queues or pages.
+`ChatFront` takes a plain dictionary from anywhere and refuses, in a sentence that names the field
+and the limit, whatever breaks a rule. Text is kept as it is, control characters included; only
+unpaired surrogates are refused. It does not know people, queues or pages.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class ChatFront:
         room = context - len(prompt)
         if room < 1:
             raise Invalid(
-                f"messages have {len(prompt)} tokens, and an answer needs at least one of the context of "
-                f"{context}; shorten the conversation by {1 - room} tokens or more."
+                f"messages have {len(prompt):,} tokens, and the context of {context:,} must hold "
+                f"an answer too; shorten the conversation by {1 - room:,} tokens or more."
             )
-        # max_tokens is a limit, not a promise: near the end of the context an answer has what is left.
+        # A limit, not a promise: near the end of the context an answer has what is left.
         settings = settings.limited(room)
         job = ChatJob(prompt, settings)
         plan = (Work("text", 1, len(prompt)), Work("text", 1, settings.max_tokens, serial=True))
@@ -76,7 +76,7 @@ class ChatFront:
 
 
 def check_settings(payload: Any, context: int = 1 << 24) -> Settings:
-    """All that can be judged before a model, or its context, is there; a missing seed is drawn. Raises Invalid."""
+    """What can be judged before a model is there; a missing seed is drawn. Raises Invalid."""
     if not isinstance(payload, Mapping):
         raise Invalid(f"A chat is an object with the field messages, not {_kind(payload)}.")
     unknown = sorted(str(name)[:40] for name in payload.keys() - FIELDS)
@@ -109,7 +109,8 @@ def _check_messages(messages: Any) -> None:
     total = sum(len(message["content"]) for message in messages)
     if total > CHARACTERS:
         raise Invalid(
-            f"messages have {total:,} characters together; at most {CHARACTERS:,} are taken. Shorten them."
+            f"messages have {total:,} characters together; at most {CHARACTERS:,} are taken. "
+            "Shorten the conversation."
         )
     for place, message in enumerate(messages):
         _check_unicode(f"messages[{place}].content", message["content"])
@@ -136,8 +137,8 @@ def _check_length(messages: Sequence[Mapping[str, str]], context: int) -> None:
     total, most = sum(len(message["content"]) for message in messages), context * PER_TOKEN
     if total > most:
         raise Invalid(
-            f"messages have {total:,} characters together; a model with a context of {context:,} tokens takes "
-            f"at most {most:,}. Shorten the conversation."
+            f"messages have {total:,} characters together; a model with a context of {context:,} "
+            f"tokens takes at most {most:,}. Shorten the conversation."
         )
 
 
@@ -146,7 +147,8 @@ def _check_unicode(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise Invalid(
-            f"{name} has an unpaired surrogate at character {error.start + 1}, which is not text; remove it."
+            f"{name} has an unpaired surrogate at character {error.start + 1}, which is not text; "
+            "remove it."
         ) from None
 
 
@@ -224,7 +226,7 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it was given, cut short; a number with thousands of digits is not even written out."""
+    """A value as it was given, cut short; a number of thousands of digits is not written out."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 128:
         return "a number with very many digits"
     shown = "missing" if value is None else str(value)

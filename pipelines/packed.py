@@ -1,7 +1,9 @@
-"""A Hugging Face causal model, called on the packed tokens of many rows with our pages for its memory.
+"""A Hugging Face causal model, called on the packed tokens of many rows with our pages for its
+memory.
 
-It loads a folder, proves on a short ragged batch that packed rows give what the model itself gives alone,
-and learns from that how many bytes a token takes. It does not know requests, sampling or text.
+It loads a folder, proves on a short ragged batch that packed rows give what the model itself gives
+alone, and learns from that how many bytes a token takes. It does not know requests, sampling or
+text.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from kernels.attention import NAME, Batch, Pages, attend, attending
 from kernels.reference import Span
+from pipelines.fetch import quiet
 
 _CHECKED = (3, 21, 34)  # lengths of the rows of the self-check, none of them a multiple of a page
 _TOLERANCE = {torch.float32: 1e-3}  # of the largest logit; 2e-6 is usual
@@ -36,18 +39,12 @@ class PackedModel:
     def load(cls, folder: Path, device: torch.device, dtype: torch.dtype, size: int) -> PackedModel:
         """Bring a model from a folder to the device, checked; its pages are still to be made."""
         from transformers import AttentionInterface, AutoModelForCausalLM
-        from transformers.utils import logging
 
         AttentionInterface.register(NAME, attend)
-        bars = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
+        with quiet():
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation="eager"
             )
-        finally:
-            if bars:
-                logging.enable_progress_bar()
         packed = cls(model.to(device).eval(), size)
         packed.check()
         return packed
@@ -82,7 +79,7 @@ class PackedModel:
         self.pages = self.pages.grown(count)
 
     def forward(self, tokens: Sequence[int], spans: Sequence[Span], keep: Sequence[int]) -> Tensor:
-        """Logits [kept, vocabulary] at places `keep` of the packed tokens; call it in inference mode."""
+        """Logits [kept, vocabulary] at places `keep` of the tokens; call it in inference mode."""
         device = self.model.device
         positions = [
             position for span in spans for position in range(span.length - span.count, span.length)
@@ -99,14 +96,14 @@ class PackedModel:
             ).logits[0]
         if batch.calls != self.config.num_hidden_layers:
             raise NotImplementedError(
-                f"Only {batch.calls} of this model's {self.config.num_hidden_layers} layers attend through "
-                "transformers' attention interface; such models cannot be packed yet."
+                f"Only {batch.calls} of this model's {self.config.num_hidden_layers} layers attend "
+                "through transformers' attention interface; such models cannot be packed yet."
             )
         return logits if self._selects else logits[kept]
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Compare rows packed, ragged and in chunks with the same rows alone and eager; learn the geometry."""
+        """Compare rows packed in ragged chunks with the same rows alone; learn the geometry."""
         rows = [_some_tokens(length, self.config.vocab_size) for length in _CHECKED]
         self.model.set_attn_implementation("eager")
         wanted = [self._alone(tokens) for tokens in rows]
@@ -119,8 +116,9 @@ class PackedModel:
             error = (one - other).abs().max().item()
             if not error <= limit:  # also when it is no number
                 raise NotImplementedError(
-                    f"{type(self.model).__name__} gives other results packed than alone (a row of {length} "
-                    f"tokens is off by {error:.2g}, allowed is {limit:.2g}); such models cannot be packed yet."
+                    f"{type(self.model).__name__} gives other results packed than alone (a row of "
+                    f"{length} tokens is off by {error:.2g}, allowed is {limit:.2g}); such models "
+                    "cannot be packed yet."
                 )
 
     def unload(self) -> None:
@@ -137,7 +135,7 @@ class PackedModel:
         return logits
 
     def _in_chunks(self, rows: list[list[int]], needed: list[int]) -> list[Tensor]:
-        """Two packed forwards: all but the last token of the first row and half of the others, then the rest."""
+        """Two packed forwards: most of the first row and half of the others, then the rest."""
         firsts = [0, *torch.tensor(needed).cumsum(0).tolist()]
         pages = [
             range(first + 1, first + 1 + count)

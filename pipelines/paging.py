@@ -1,7 +1,7 @@
 """Who holds which page: an allocator in plain Python, one table of pages per owner.
 
-Page 0 is nobody's (padding reads it). It does not know tensors, tokens' values or why an owner wants pages;
-owners are told apart by identity or by equality, whichever their class has.
+Page 0 is nobody's (padding reads it). It does not know tensors, tokens' values or why an owner
+wants pages; owners are told apart by identity or by equality, whichever their class has.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class PageTables:
         return len(self._tables)
 
     def reserve(self, owner: Hashable, tokens: int) -> int:
-        """Grow the owner's table toward `tokens` tokens; returns how many it now has room for, at most that.
+        """Grow the owner's table toward `tokens` tokens; returns how many of them it has room for.
 
-        What there is is given, also when it is less than asked; a repeat of the same call takes nothing.
+        What there is is given, also when that is less than asked; a repeat takes nothing more.
         """
         table = self._tables.get(owner, [])
         missing = min(-(-tokens // self.size) - len(table), len(self._free))
@@ -52,7 +52,7 @@ class PageTables:
         return self._tables.get(owner, ())
 
     def release(self, owner: Hashable) -> int:
-        """Take all pages back; returns how many. A second time, or for a stranger, it does nothing."""
+        """Take all pages back; returns how many: none the second time, and none of a stranger."""
         table = self._tables.pop(owner, [])
         self._free.extend(reversed(table))
         return len(table)

@@ -1,7 +1,7 @@
 """A text row's state, and its ride through one device call.
 
-States are frozen and share what they have in common; a ride collects what one call makes of one row and
-becomes an Advance. It does not know the model, the pages of others, or how tokens are chosen.
+States are frozen and share what they have in common; a ride collects what one call makes of one row
+and becomes an Advance. It does not know the model, the pages of others, or how tokens are chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids that grow without being copied: full chunks are shared with every earlier version."""
+    """Token ids that grow without being copied: full chunks are shared with earlier versions."""
 
     chunks: tuple[tuple[int, ...], ...] = ()
     recent: tuple[int, ...] = ()
@@ -133,7 +133,7 @@ class TextState:
 
 
 class Ride:
-    """One row in one device call: it takes tokens in and gives an Advance, and leaves the row alone."""
+    """One row in one device call: takes tokens in, gives an Advance, leaves the row alone."""
 
     def __init__(self, row: Row, grant: int, pages: Sequence[int], size: int) -> None:
         self.state: TextState = row.state

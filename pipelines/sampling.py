@@ -1,8 +1,10 @@
-"""The next token of every row, chosen in one batch: penalty, temperature, top-k, top-p, seeded noise.
+"""The next token of every row, chosen in one batch: penalty, temperature, top-k, top-p, seeded
+noise.
 
-Noise is a hash of (seed, position, token) and nothing else, so what a row draws depends on neither its
-batch-mates, nor parking, nor retries. Gumbel's trick (the largest of score plus noise) rather than an
-inverse distribution, because rounding then flips a choice only at a near-tie. It does not know text.
+Noise is a hash of (seed, position, token) and nothing else, so what a row draws depends on neither
+its batch-mates, nor parking, nor retries. Gumbel's trick (the largest of score plus noise) rather
+than an inverse distribution, because rounding then flips a choice only at a near-tie. It does not
+know text.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Noise for tokens [rows, n] under keys [rows, 2] of int32: the same wherever and whenever it is asked."""
+    """Noise for tokens [rows, n] under keys [rows, 2] of int32, the same whenever it is asked."""
     mixed = _mix_(tokens.int() ^ keys[:, :1])
     mixed = _mix_(mixed.bitwise_xor_(keys[:, 1:]))
     # 23 bits and a half: never 0, never 1.
@@ -103,7 +105,7 @@ def _sample_limited(
     limited: list[int],
     width: int,
 ) -> list[int]:
-    """Choose for those rows whose allowed tokens all are among the `width` likeliest; returns the others."""
+    """Choose for rows whose allowed tokens are among the `width` likeliest; returns the others."""
     rows = torch.tensor(limited, device=scores.device)
     own = scores[rows]
     values, tokens = own.topk(width)  # [rows, width], sorted

@@ -1,8 +1,9 @@
 """A conversation becomes token ids: the model's own chat template, and nothing a user can forge.
 
-Control tokens come from the template alone. The whole text is encoded at once, as the model was taught; if
-it then holds other control tokens than the same template around harmless text, somebody wrote one into a
-message, and contents are encoded apart from the template, as plain text. No torch, no transformers.
+Control tokens come from the template alone. The whole text is encoded at once, as the model was
+taught; if it then holds other control tokens than the same template around harmless text, somebody
+wrote one into a message, and contents are encoded apart from the template, as plain text. No torch,
+no transformers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Conversation:
         self._template = environment.from_string(_source(Path(folder), settings))
 
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The prompt that asks the model for the next answer; raises Invalid if the template refuses."""
+        """The prompt that asks for the next answer; raises Invalid if the template refuses."""
         whole: list[int] = self._encode(self._tokenizer, self._render(messages))
         mark = secrets.token_hex(8)  # nobody can have written it
         harmless = self._render(
@@ -70,8 +71,8 @@ class Conversation:
                 tokens += self._encode(self._plain, messages[int(piece)]["content"])
             elif mark in piece:
                 raise Invalid(
-                    "messages contain the text of a control token, which this model's template cannot carry "
-                    "safely; remove it."
+                    "messages contain the text of a control token, which this model's template "
+                    "cannot carry safely; remove it."
                 )
             elif piece:
                 tokens += self._encode(self._tokenizer, piece)

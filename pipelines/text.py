@@ -1,8 +1,8 @@
 """Text of any Hugging Face causal model, many rows in one call, keys and values in pages.
 
-One key for everything: a call mixes rows that decode with chunks of prompts. A row is a function of its
-request and of the tokens it has; those are its mark, and from them it continues anywhere. It does not know
-who asks, who else rides, or what time it is.
+One key for everything: a call mixes rows that decode with chunks of prompts. A row is a function of
+its request and of the tokens it has; those are its mark, and from them it continues anywhere. It
+does not know who asks, who else rides, or what time it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEY = "text"
 
 
 class TextPipeline:
-    """Loads on `load`; until then it is a few settings. All of them have defaults that suit most machines."""
+    """A few settings, whose defaults suit most machines, until `load` brings the model."""
 
     sizes: tuple[int, ...] | None = None
 
@@ -77,13 +77,14 @@ class TextPipeline:
         self._tables = PageTables(1, self._page)
 
     def open(self, request: Request, mark: Mark | None = None) -> TextState:
-        """A state with nothing computed; the tokens of a mark count as chosen, their text as given out."""
+        """Nothing is computed; the tokens of a mark count as chosen, their text as given out."""
         job: ChatJob = request.payload
         tokens = len(job.prompt) + job.settings.max_tokens
         if not job.prompt or tokens > self._context:
             raise Invalid(
-                f"The prompt has {len(job.prompt)} tokens and max_tokens is {job.settings.max_tokens}; together "
-                f"they must be 1 to {self._context}. Shorten the conversation or lower max_tokens."
+                f"The prompt has {len(job.prompt)} tokens and max_tokens is "
+                f"{job.settings.max_tokens}; together they may be 2 to {self._context}. Shorten "
+                "the conversation or lower max_tokens."
             )
         if not 0 <= min(job.prompt) <= max(job.prompt) < self._vocabulary:
             raise Invalid(

@@ -1,4 +1,6 @@
-"""Tokens to text: never half a character, never a piece of a stop string, always the whole in the end."""
+"""Tokens to text: never half a character, never a piece of a stop string, always the whole in the
+end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our folder `kernels` and the PyPI package of that name: with it, a stand-in here, and without it."""
+"""Our folder `kernels` beside the PyPI package of that name (a stand-in here), and without it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # What transformers 5.24 imports from it, which is what dies when a folder shadows the package.
 CLASSES = (
-    "CUDAProperties Device KernelizeFallback LayerRepository LocalLayerRepository Mode ROCMProperties"
+    "CUDAProperties Device KernelizeFallback LayerRepository "
+    "LocalLayerRepository Mode ROCMProperties"
 ).split()
 FUNCTIONS = (
-    "register_kernel_mapping replace_kernel_forward_from_hub use_kernel_mapping get_kernel kernelize"
+    "register_kernel_mapping replace_kernel_forward_from_hub "
+    "use_kernel_mapping get_kernel kernelize"
 ).split()
 PROGRAM = """
 import json, kernels, kernels.attention
 from transformers.models.llama import modeling_llama
 from transformers.utils.import_utils import is_kernels_available
-found = {"available": is_kernels_available(), "ours": kernels.attention.__file__, "get": hasattr(kernels, "get_kernel")}
+found = {"available": is_kernels_available(), "ours": kernels.attention.__file__}
+found["get"] = hasattr(kernels, "get_kernel")
 try:
     from kernels.layer import depth
     found["layer"] = depth

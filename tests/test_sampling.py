@@ -1,4 +1,6 @@
-"""The sampler: what a row draws depends on its own logits, settings, seed and position, and on nothing else."""
+"""The sampler: what a row draws depends on its own logits, settings, seed and position, and on
+nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The text pipeline on tiny random models in fp32: riding together changes nothing, and failing little."""
+"""The text pipeline on tiny random models in fp32: riding together changes nothing, and failing
+little.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,8 @@ def test_a_call_repeated_in_halves_gives_the_same_and_leaves_rows_alone(
     while rows := driver.running():
         works = [pipeline.next(row) for row in rows]
         grants = [
-            pipeline.reserve(row, 1 if work.serial else work.most) for row, work in zip(rows, works)
+            pipeline.reserve(row, 1 if work.serial else work.most)
+            for row, work in zip(rows, works, strict=True)
         ]
         before = copy.deepcopy([row.state for row in rows])
         lost = pipeline.step(rows, grants)  # as if it had failed at the end

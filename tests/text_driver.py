@@ -46,9 +46,12 @@ class Driver:
 
     def running(self) -> list[Row]:
         return [
-            row for row in self.rows
-            if row.order not in self.errors and not row.cancelled and self.pipeline.next(row) is not None
-        ]  # fmt: skip
+            row
+            for row in self.rows
+            if row.order not in self.errors | self.results
+            and not row.cancelled
+            and self.pipeline.next(row) is not None
+        ]
 
     def call(self, chunk: int = 10**9, serial: int = 1) -> Sequence[Advance | Exception]:
         rows = self.running()

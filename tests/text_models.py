@@ -1,4 +1,6 @@
-"""Tiny random models in folders, with a tokenizer of single bytes: everything a text pipeline reads."""
+"""Tiny random models in folders, with a tokenizer of single bytes: everything a text pipeline
+reads.
+"""
 
 from __future__ import annotations
 
