@@ -28,6 +28,7 @@ from queueing.work import (
     Row,
     Tell,
     Work,
+    message,
 )
 
 WIDTH = 6  # characters of a word, with its space
@@ -39,7 +40,7 @@ class Kind(StrEnum):
     SINGLE = "single"
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class FakeJob:
     """What to pretend: `length` units of preparation, then `steps`; faults strike at a step, or
     never (-1).
@@ -74,6 +75,7 @@ class FakeState:
     prepared: int = 0
     done: int = 0
     kept: int = 0  # steps done before it was opened, to be prepared again
+    plan: tuple[Work, ...] = ()
 
 
 def _poison() -> None:
@@ -123,7 +125,7 @@ class FakePipeline:
 
     def open(self, request: Request, mark: Mark | None = None) -> FakeState:
         kept = len(mark or ())
-        return FakeState(done=kept, kept=kept)
+        return FakeState(done=kept, kept=kept, plan=request.plan)
 
     def next(self, row: Row) -> Work | None:
         job: FakeJob = row.request.payload
@@ -133,7 +135,7 @@ class FakePipeline:
                 return Work("stream", 1, job.length + state.kept - state.prepared)
             left = job.steps - state.done
             return Work("stream", 1, left, serial=True) if left else None
-        plan = job.plan()
+        plan = state.plan
         if job.kind is Kind.SINGLE:
             return None if state.done else plan[0]
         if state.prepared == 0:
@@ -154,7 +156,7 @@ class FakePipeline:
 
     def step(self, rows: Sequence[Row], grants: Sequence[int]) -> list[Advance | Exception]:
         self.calls += 1
-        works = [work for work in (self.next(row) for row in rows) if work is not None]
+        works = [row.work for row in rows if row.work is not None]
         weight = sum(work.weight for work in works)
         if self._out_of_memory_at and weight >= self._out_of_memory_at:
             raise OutOfMemory("The pretended device is full.")

@@ -29,38 +29,32 @@ Rank: TypeAlias = tuple[float, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One device call to be: `grants[i]` units of `works[i]` for `rows[i]`."""
+    """One device call to be: `grants[i]` units of `works[i]` for `rows[i]`, and its size in
+    sums.
+    """
 
     lane: Lane
     rows: tuple[Row, ...]
     works: tuple[Work, ...]
     grants: tuple[int, ...]
     reason: Reason
+    weight: float  # weighted rows
+    units: float  # weighted units
+    load: float  # weighted units of its widest forward, the measure of memory caps
+    forwards: int  # consecutive ones
 
     @classmethod
     def of(cls, rows: Sequence[Row], grants: Sequence[int], reason: Reason) -> Batch:
-        works = tuple(_work(row) for row in rows)
-        return cls((rows[0].request.task, works[0].key), tuple(rows), works, tuple(grants), reason)
-
-    @property
-    def weight(self) -> float:
-        return sum(work.weight for work in self.works)
-
-    @property
-    def forwards(self) -> int:
-        """Consecutive forwards of the call."""
-        pairs = zip(self.works, self.grants, strict=True)
-        return max((grant for work, grant in pairs if work.serial), default=1)
-
-    @property
-    def units(self) -> float:
-        return sum(w.weight * grant for w, grant in zip(self.works, self.grants, strict=True))
-
-    @property
-    def load(self) -> float:
-        """Weighted units of its widest forward, the measure of memory caps."""
-        pairs = zip(self.works, self.grants, strict=True)
-        return sum(work.weight * (1 if work.serial else grant) for work, grant in pairs)
+        works = tuple([_work(row) for row in rows])
+        weight = units = load = 0.0
+        forwards = 1
+        for work, grant in zip(works, grants, strict=True):
+            weight += work.weight
+            units += work.weight * grant
+            load += work.weight * (1 if work.serial else grant)
+            forwards = max(forwards, grant) if work.serial else forwards
+        lane = rows[0].request.task, works[0].key
+        return cls(lane, tuple(rows), works, tuple(grants), reason, weight, units, load, forwards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +154,13 @@ class Batcher:
         """
         policy = self._policies[lane[0]]
         memory, chosen, reason = self._caps.limit(lane), list[Row](), Reason.IDLE
+        a, c, b = self._costs.coefficients(lane)
         weight = load = 0.0
         limit = math.inf if policy.target is None else policy.target
         for row in rows:
             work = _work(row)
             wide, heavy = weight + work.weight, load + work.weight * work.least
-            seconds = self._costs.seconds(lane, 1, wide, heavy)
+            seconds = a + c * wide + b * heavy
             left = row.deadline - now
             tight = min(limit, left) if left >= seconds else limit
             if chosen:

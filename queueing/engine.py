@@ -97,7 +97,8 @@ class Engine:
                 raise RuntimeError(f"{request.id} was started twice. This is a bug.")
             self._orders += 1
             deadline = now + message.left[request.id]
-            row = Row(request, None, self._orders, deadline, now, message.marks.get(request.id))
+            mark = message.marks.get(request.id)
+            row = Row(request, None, self._orders, deadline, now, request.share, mark)
             self._rows[request.id] = row
             self._batcher.arrived(row, now)
 
@@ -209,6 +210,8 @@ class Engine:
             elif row.work is not None and got >= row.work.least:
                 rows.append(row)
                 grants.append(min(got, grant))
+        if grants == list(batch.grants):
+            return batch
         if rows:
             short = len(rows) < len(batch.rows)
             return Batch.of(rows, grants, Reason.MEMORY if short else batch.reason)

@@ -105,7 +105,7 @@ class Models:
         taken = dict.fromkeys(self._models, 0.0)
         promised = dict.fromkeys(self._models, 0)
         for row in rows:
-            taken[row.request.task] += row.request.share
+            taken[row.request.task] += row.share
             promised[row.request.task] += row.request.bytes
         rooms = {}
         for task, model in self._models.items():
