@@ -1,4 +1,4 @@
-"""The chat front: whatever a caller sends is a request or a sentence, and nobody can forge a turn."""
+"""The chat front: anything sent becomes a request or a sentence, and nobody forges a turn."""
 
 from __future__ import annotations
 

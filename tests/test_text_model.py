@@ -1,4 +1,4 @@
-"""The default chat model itself: it is prepared, it answers, and riding together changes no answer."""
+"""The default chat model: it is prepared, it answers, and riding together changes no answer."""
 
 from __future__ import annotations
 
