@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from queueing.costs import Costs, MemoryCaps
-from queueing.fairqueue import FLOOR
+from queueing.fairqueue import Floor
 from queueing.work import Key, Policy, Priority, Reason, Row, Work
 
 QUANTUM = 0.2  # seconds a lane keeps the device while another waits
 QUIET = 0.05  # seconds at most that background waits for others to come back, or one call's length
 STRIDE = 0.01  # seconds of consecutive forwards worth one report, when no other lane waits
 BURST = 0.02  # share of a call's seconds that it may be held back while a burst arrives
-BURST_GAP = 0.002  # and seconds at most, since the last arrival
+BURST_GAP = (0.0005, 0.002)  # seconds since the last arrival, not worth a timer below, not longer
 BURST_LENGTH = 5  # such gaps in all
 
 Lane: TypeAlias = tuple[str, Key]
@@ -82,8 +82,8 @@ class Batcher:
         self._since = 0.0
         self._held = False  # a call was held back for a burst
         self._disturbed = -math.inf  # when somebody other than background last came or was served
-        self._all = self._background = 0.0  # device-seconds since background has been present
-        self._background_present = False
+        self._floor = Floor()
+        self._waits = False  # background rows are ready
 
     def arrived(self, row: Row, now: float) -> None:
         """A row was opened."""
@@ -93,8 +93,7 @@ class Batcher:
     def ran(self, batch: Batch, seconds: float, now: float) -> None:
         """A call ended, well or not."""
         background = all(row.request.priority is Priority.BACKGROUND for row in batch.rows)
-        self._all += seconds
-        self._background += seconds if background else 0.0
+        self._floor.ran(seconds, background, self._waits)
         if not background:
             self._disturbed = now
 
@@ -103,12 +102,11 @@ class Batcher:
     ) -> Batch | Wait | None:
         """The next call; None when no row is ready."""
         if not rows:
-            self._background_present = False
             return None
         behind = [row for row in rows if row.request.priority is Priority.BACKGROUND]
         ahead = [row for row in rows if row.request.priority is not Priority.BACKGROUND]
-        self._count_background(bool(behind))
-        owed = bool(behind) and self._background < FLOOR * self._all
+        self._waits = bool(behind)
+        owed = self._waits and self._floor.owed
         pool = behind if owed or not ahead else ahead
         ranks = {row.request.id: _rank(row, served) for row in rows}
         lanes: dict[Lane, list[Row]] = {}
@@ -128,11 +126,6 @@ class Batcher:
     def seconds(self, batch: Batch) -> float:
         """Predicted seconds of a call."""
         return self._costs.seconds(batch.lane, batch.forwards, batch.weight, batch.units)
-
-    def _count_background(self, present: bool) -> None:
-        if present and not self._background_present:
-            self._all = self._background = 0.0
-        self._background_present = present
 
     def _pick(self, lanes: Mapping[Lane, list[Row]], ranks: Mapping[str, Rank], now: float) -> Lane:
         """The lane that has the device keeps it for a quantum, unless a higher class waits
@@ -245,7 +238,8 @@ class Batcher:
             return now
         first = min(row.arrived for row in batch.rows)
         last = max(row.arrived for row in batch.rows)
-        gap = min(BURST_GAP, BURST * self.seconds(batch))
+        gap = min(BURST_GAP[1], BURST * self.seconds(batch))
+        gap = gap if gap >= BURST_GAP[0] else 0.0
         return max(min(last + gap, first + BURST_LENGTH * gap), first + policy.wait)
 
 

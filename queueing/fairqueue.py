@@ -23,6 +23,26 @@ PASSES = 8  # how often a request that does not fit may be overtaken before room
 SCAN = 64  # requests looked at in one pull
 
 
+@dataclass(slots=True)
+class Floor:
+    """The share of device-seconds that background is owed while others keep it waiting."""
+
+    credit: float = 0.0  # seconds owed
+    cost: float = 0.0  # seconds of the last background call
+
+    def ran(self, seconds: float, background: bool, waits: bool) -> None:
+        """Somebody was served; `waits` says whether background was kept waiting by it."""
+        if background:
+            self.credit, self.cost = max(self.credit - seconds, 0.0), seconds
+        elif waits:
+            self.credit += FLOOR * seconds
+
+    @property
+    def owed(self) -> bool:
+        """Enough has come together for another call like the last."""
+        return self.credit > 0 and self.credit >= self.cost
+
+
 class Fit(Enum):
     """What stands between a request and a worker."""
 
@@ -145,7 +165,7 @@ class FairQueue:
         self._orders = 0
         self.ahead: dict[str, int] = {}  # the same, background left out
         self.work = 0.0  # predicted device-seconds of those
-        self._served_all = self._served_background = 0.0  # since background has been waiting
+        self._floor = Floor()
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -174,8 +194,6 @@ class FairQueue:
         if not ticket.order:
             self._orders += 1
             ticket.order = self._orders
-        if request.priority is Priority.BACKGROUND and not self._background_waits():
-            self._served_all = self._served_background = 0.0
         line = (request.priority, request.task)
         lineup = self._lines.get(line)
         if lineup is None:
@@ -209,9 +227,8 @@ class FairQueue:
 
     def charge(self, request: Request, seconds: float, correction: float = 0.0) -> None:
         """Charge device-seconds to a request's session, less what was charged ahead."""
-        self._served_all += seconds
-        if request.priority is Priority.BACKGROUND:
-            self._served_background += seconds
+        background = request.priority is Priority.BACKGROUND
+        self._floor.ran(seconds, background, self._background_waits())
         self.adjust(request.session, seconds / request.pace + correction)
 
     def adjust(self, session: str, weighted: float) -> None:
@@ -223,7 +240,7 @@ class FairQueue:
 
     def background_owed(self) -> bool:
         """Background waits and has had less than its floor since it began to."""
-        return self._background_waits() and self._served_background < FLOOR * self._served_all
+        return self._floor.owed and self._background_waits()
 
     def heads(self, count: int) -> list[Ticket]:
         """The first requests of the most deserving sessions, background left out."""
