@@ -19,6 +19,7 @@ from queueing.work import Key, Policy, Priority, Reason, Row, Work
 QUANTUM = 0.2  # seconds a lane keeps the device while another waits
 QUIET = 0.05  # seconds at most that background waits for others to come back, or one call's length
 STRIDE = 0.01  # seconds of consecutive forwards worth one report, when no other lane waits
+SHARE = 0.5  # of a latency target that divisible work gets at least, however much rides beside it
 BURST = 0.02  # share of a call's seconds that it may be held back while a burst arrives
 BURST_GAP = (0.0005, 0.002)  # seconds since the last arrival, not worth a timer below, not longer
 BURST_LENGTH = 5  # such gaps in all
@@ -144,6 +145,9 @@ class Batcher:
     def _fill(self, lane: Lane, rows: Sequence[Row], alone: bool, now: float) -> Batch:
         """Rows in order until a limit is met; then what is left of the units goes to divisible
         rows.
+
+        Time bounds how many whole units of work ride and how large a divisible one is; it never
+        keeps a serial row out, since its next unit would only wait for another call.
         """
         policy = self._policies[lane[0]]
         memory, chosen, reason = self._caps.limit(lane), list[Row](), Reason.IDLE
@@ -156,27 +160,18 @@ class Batcher:
             seconds = a + c * wide + b * heavy
             left = row.deadline - now
             tight = min(limit, left) if left >= seconds else limit
-            if chosen:
-                verdict = self._over(policy, wide, heavy, memory, seconds, tight)
-                if verdict is not None:
-                    reason = verdict
-                    break
+            whole = work.most == work.least and not work.serial
+            if chosen and (wide > policy.rows or heavy > policy.units):
+                reason = Reason.FULL
+            elif chosen and heavy > memory:
+                reason = Reason.MEMORY
+            elif chosen and whole and seconds > tight:
+                reason = Reason.BUDGET if tight == policy.target else Reason.DEADLINE
+            if reason is not Reason.IDLE:
+                break
             chosen.append(row)
             weight, load, limit = wide, heavy, tight
-        chosen = self._round(lane, chosen)
-        return self._grant(lane, chosen, reason, alone, limit)
-
-    def _over(
-        self, policy: Policy, wide: float, heavy: float, memory: float, seconds: float, limit: float
-    ) -> Reason | None:
-        """The limit that one more row would break."""
-        if wide > policy.rows or heavy > policy.units:
-            return Reason.FULL
-        if heavy > memory:
-            return Reason.MEMORY
-        if seconds > limit:
-            return Reason.BUDGET if limit == policy.target else Reason.DEADLINE
-        return None
+        return self._grant(lane, self._round(lane, chosen), reason, alone, limit)
 
     def _round(self, lane: Lane, rows: list[Row]) -> list[Row]:
         """Compiled row counts: the size with the least predicted seconds per row (up pads, down
@@ -202,7 +197,7 @@ class Batcher:
         weight = sum(_work(row).weight for row in rows)
         load = sum(_work(row).weight * _work(row).least for row in rows)
         timed = Reason.BUDGET if limit == policy.target else Reason.DEADLINE
-        most = self._costs.units(lane, weight, limit) if limit < math.inf else math.inf
+        most = self._units(lane, weight, load, limit)
         memory = self._caps.limit(lane)
         bound, why = min((policy.units, Reason.FULL), (memory, Reason.MEMORY), (most, timed))
         stride = 1
@@ -222,6 +217,16 @@ class Batcher:
             if extra < work.most - work.least and reason is Reason.IDLE:
                 reason = why
         return Batch.of(rows, grants, reason)
+
+    def _units(self, lane: Lane, weight: float, load: float, limit: float) -> float:
+        """Units of a forward within a time; where single units take most of it, half of it
+        again.
+        """
+        if limit == math.inf:
+            return math.inf
+        _, _, b = self._costs.coefficients(lane)
+        least = load + limit * SHARE / b if b > 0 else math.inf
+        return max(self._costs.units(lane, weight, limit), least)
 
     def _yield(self, batch: Batch) -> float:
         """Background waits for those who were just served as long as its call would hold them

@@ -150,6 +150,24 @@ def test_the_latency_target_bounds_a_call_once_costs_are_known():
     assert any(call.reason is Reason.BUDGET for call in bench.calls[before:])
 
 
+def test_a_target_never_keeps_decode_rows_apart_and_a_prompt_always_moves_on():
+    bench = Bench(Policy(rows=8, units=10_000, target=0.05), forward=0.02, row=0.01, unit=0.001)
+    for i in range(6):
+        bench.start(*[request(f"w{i}{k}", FakeJob(Kind.STREAM, 9 * i + 9, 6)) for k in range(i)])
+        bench.run()
+    bench.start(*streams(7, steps=60))
+    for _ in range(6):
+        bench.tick()
+    before = len(bench.calls)
+    bench.start(request("long", FakeJob(Kind.STREAM, 200, 2)))
+    while "long" not in bench.marks:
+        bench.tick()
+    prefill = bench.calls[before:-1]
+    assert all(call.rows == 8 for call in prefill)
+    assert all(call.units >= 7 + 15 for call in prefill[:-1])  # half of the target is 25 units
+    assert max(call.seconds for call in prefill) <= 0.1 + 0.03
+
+
 def test_a_deadline_that_can_be_met_keeps_a_call_small():
     bench = Bench(Policy(rows=8), forward=0.01, row=0.01)
     for i in range(8):
