@@ -165,7 +165,7 @@ def test_a_target_never_keeps_decode_rows_apart_and_a_prompt_always_moves_on():
     prefill = bench.calls[before:-1]
     assert all(call.rows == 8 for call in prefill)
     assert all(call.units >= 7 + 15 for call in prefill[:-1])  # half of the target is 25 units
-    assert max(call.seconds for call in prefill) <= 0.1 + 0.03
+    assert max(call.seconds for call in prefill) <= 0.108 + 0.03
 
 
 def test_a_deadline_that_can_be_met_keeps_a_call_small():
