@@ -13,9 +13,9 @@ Message: TypeAlias = dict[str, Any]
 SAMPLING: Mapping[str, Any] = {
     "max_tokens": 256,
     "temperature": 0.2,
-    "top_p": 0.9,
+    "top_p": 0.5,  # small models wander: of two likely words, mostly the likelier
     "top_k": 0,
-    "repetition_penalty": 1.1,
+    "repetition_penalty": 1.0,
     "seed": None,
     "stop": None,
 }

@@ -61,10 +61,14 @@ def answer(page: Page) -> str:
 
 
 def longest(page: Page, tokens: int) -> None:
-    """Set the longest answer, in the settings."""
+    slide(page, "Longest answer, in tokens", tokens)
+
+
+def slide(page: Page, label: str, value: float) -> None:
+    """Set a number in the settings."""
     page.locator("#settings > button").click()
-    field = page.get_by_label("number input for Longest answer, in tokens")
-    field.fill(str(tokens))
+    field = page.get_by_label(f"number input for {label}")
+    field.fill(str(value))
     field.press("Tab")
     page.locator("#settings > button").click()
 
@@ -238,6 +242,7 @@ def test_the_real_model_knows_the_capital_of_france(browser: Browser, launch: La
     context = browser.new_context(viewport={"width": 1200, "height": 760})
     page = visit(context.new_page(), app)
     expect(page.locator("#badge .ready")).to_be_visible(timeout=300_000)
+    slide(page, "Temperature (0: the likeliest)", 0)
     page.get_by_text("What is the capital of France?").click()
     expect(page.locator("#line")).to_contain_text("tokens/s", timeout=120_000)
     assert "Paris" in answer(page)
