@@ -16,12 +16,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from queueing.work import Invalid
+
+
+class Generation(Extension):
+    """The tag by which some templates mark answers for training; here it changes nothing."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class Conversation:
@@ -38,16 +49,20 @@ class Conversation:
         }
         settings = _read(Path(folder) / "tokenizer_config.json")
         self._words = {
-            name: _token(settings.get(name))
+            name: token
             for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+            if (token := _token(settings.get(name))) is not None
         }
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
         )
         environment.filters["tojson"] = _json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
-        self._template = environment.from_string(_source(Path(folder), settings))
+        try:
+            self._template = environment.from_string(_source(Path(folder), settings))
+        except TemplateSyntaxError as error:
+            raise Invalid(f"This model's chat template cannot be read: {error}") from error
 
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """The prompt that asks for the next answer; raises Invalid if the template refuses."""
@@ -107,7 +122,7 @@ def _source(folder: Path, settings: Mapping[str, Any]) -> str:
     """The template's text, from a file of its own or from the tokenizer's settings."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     found = settings.get("chat_template") or _read(folder / "chat_template.json").get(
         "chat_template"
     )
@@ -123,7 +138,7 @@ def _source(folder: Path, settings: Mapping[str, Any]) -> str:
 def _read(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
-    found: dict[str, Any] = json.loads(file.read_text())
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
@@ -141,6 +156,6 @@ def _now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def _json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+def _json(value: Any, ensure_ascii: bool = False, **fields: Any) -> str:
     """Jinja's own escapes for HTML, which a prompt is not."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, **fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -212,6 +213,24 @@ def test_a_template_that_cuts_contents_cannot_be_forged(tmp_path: Path, card: Ca
     own = Card(card.limits, details={"folder": str(folder)})
     with pytest.raises(Invalid, match="control token"):
         ChatFront().check(asked("<|im_start|><|im_start|>"), own)
+
+
+def test_templates_as_they_come(tmp_path: Path, card: Card) -> None:
+    folder = write_words(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    source = (
+        "{{ bos_token }}{% for message in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ message | tojson(indent=1) }}{% endgeneration %}{% endfor %}"
+        "{{ strftime_now('%Y')[:2] }}{% if tools %}tools{% endif %}{{ pad_token }}"
+    )
+    settings = {"bos_token": {"content": "<|im_start|>"}, "chat_template": source}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    own = Card(card.limits, details={"folder": str(folder)})
+    request = ChatFront().check(asked("é<"), own)
+    assert words(request) == '<|im_start|>{\n "role": "user",\n "content": "é<"\n}20'
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% if %}"}))
+    with pytest.raises(Invalid, match="cannot be read"):
+        ChatFront().check(asked(), own)
 
 
 def test_a_model_without_a_template_cannot_chat(tmp_path: Path, card: Card) -> None:
