@@ -1,4 +1,4 @@
-"""The application over the wire, as programs use it: streams, cancels, lost clients, refusals.
+"""The application over the wire, as programs use it: streams, cancels, lost clients, refusals."""
 
 from __future__ import annotations
 
