@@ -1,7 +1,6 @@
 """The front door: builds the page over a table of tasks, serves it, follows every call to its end.
 
-It is the only file that knows both the queue and the page. It knows no tensors: models live in
-worker processes that are started by dotted names, and torch is never imported here.
+The only file that knows both queue and page. Models live in worker processes started by name.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from pipelines.cache import root
 from pipelines.fronts import check_settings
 from pipelines.talk import SAMPLING, begun, drawn, payload, said, seed_of, spoken, summary
 from queueing.admission import TaskState
-from queueing.desk import Caller, Desk, Phase, Service, View
+from queueing.desk import BEAT, Caller, Desk, Phase, Service, View
 from queueing.dispatcher import Dispatcher
 from queueing.limits import Limits
 from queueing.payload import BodyLimit, shaped
@@ -104,7 +103,7 @@ class Door:
             yield View(Phase.FAILED, OURS)
 
     def caller(self, request: gr.Request, token: Any = None) -> Caller:
-        id = LocalContext.event_id.get() or ""  # every call comes through Gradio's queue
+        id = LocalContext.event_id.get()  # every call comes through Gradio's queue
         event = LocalContext.blocks.get()._queue.event_ids_to_events.get(id)
         person = self._person(request.request, request.username, token)
         return Caller(person, id, request.session_hash or id, gone=event in self._early)
@@ -139,22 +138,23 @@ class Door:
 
 
 class Blocks(gr.Blocks):
-    """Blocks that refuse a payload of the wrong shape in words, before any component sees it."""
+    """Blocks that refuse a payload of the wrong shape in words, and keep no conversation."""
 
-    async def preprocess_data(self, block_fn: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+    async def preprocess_data(self, block_fn: Any, inputs: Any, state: Any, *rest: Any) -> Any:
+        if state is not None:  # where Gradio would keep the last values of a tab for an hour
+            state._update_value_in_config = lambda *_: None
         blocks = block_fn.inputs
         names = [name for name, *_ in get_function_params(block_fn.fn)]
         names += [str(block._id) for block in blocks[len(names) :]]
         defaults = {name: block.value for name, block in zip(names, blocks, strict=True)}
         try:
-            return await super().preprocess_data(block_fn, shaped(inputs, defaults), *rest, **more)
+            return await super().preprocess_data(block_fn, shaped(inputs, defaults), state, *rest)
         except gr.Error as error:
             error.print_exception = False
             raise
-        except Invalid as error:
-            raise gr.Error(str(error), print_exception=False) from error
         except Exception as error:
-            raise gr.Error(SHAPE, print_exception=False) from error
+            text = str(error) if isinstance(error, Invalid) else SHAPE
+            raise gr.Error(text, print_exception=False) from error
 
 
 class ChatPage:
@@ -271,10 +271,9 @@ class ChatPage:
     async def watch(self) -> AsyncIterator[str]:
         """What the model does, until it is there."""
         dispatcher = self._door.dispatcher
-        state = dispatcher.state("chat")
-        while state.card is None and not state.error:
+        while (state := dispatcher.state("chat")).card is None and not state.error:
             yield badge(state)
-            state = await dispatcher.loaded("chat", 0.9)
+            await dispatcher.loaded("chat", BEAT)
         yield badge(state)
 
 

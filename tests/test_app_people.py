@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gradio.state_holder import SessionState
 from gradio_client import Client
 from starlette.requests import Request
 
-from app import HEADER, Door
+from app import HEADER, ChatPage, Door
 from queueing.payload import FIELD, BodyLimit, shaped
 from queueing.people import Person, Signer, secret
 from queueing.settings import Settings
 from queueing.work import Invalid
+from tests.conftest import ROOT
 
 SIGNER = Signer(b"ours")
 FOREIGN = Signer(b"theirs").issue()
@@ -127,6 +132,37 @@ def test_too_much_is_refused_by_name(values: list[Any], names: str) -> None:
 )
 def test_texts_become_valid_unicode_wherever_they_are(text: str, clean: str) -> None:
     assert shaped([{text: [text]}], {"message": None}) == [{clean: [clean]}]
+
+
+async def test_the_server_keeps_no_conversation(door: Door) -> None:
+    page = ChatPage(door).blocks
+    chat = next(fn for fn in page.fns.values() if fn.api_name == "chat")
+    state = SessionState(page)
+    assert (await page.preprocess_data(chat, ["my secret"], state))[0] == "my secret"
+    await page.postprocess_data(chat, ["my answer"], state)
+    assert "my " not in str(state.config_values)
+
+
+SHARE = """
+import os, signal, sys, app
+
+def launch(self, **given):
+    sys.stdout.write(str(given["share"]))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+app.Blocks.launch = launch
+app.main()
+"""
+
+
+@pytest.mark.parametrize(("arguments", "shared"), [([], "False"), (["--share"], "True")])
+def test_the_share_flag_reaches_gradio(tmp_path: Path, arguments: list[str], shared: str) -> None:
+    settings = {"CARPOOL_PIPELINE": "fake", "CARPOOL_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", SHARE, *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, shared), done.stderr
 
 
 async def test_a_body_that_did_not_say_its_length_is_cut_off_at_the_limit() -> None:
