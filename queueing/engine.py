@@ -137,6 +137,8 @@ class Engine:
         """
         self.wake = None
         self._sweep()
+        if self._draft.parked or self._draft.ended:
+            return self._report()  # room is credit: who waits for it need not wait for a call
         if not self._bring_up():
             self._open()
             batch = self._next()
