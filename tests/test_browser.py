@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -138,6 +139,20 @@ def test_stop_works_while_it_waits(browser: Browser, narrow_app: App) -> None:
     expect(page.locator("#talk .bot-row")).to_have_count(0)
     job.cancel()
     context.close()
+
+
+def test_a_closed_tab_counts_as_stopped_within_two_seconds(
+    browser: Browser, narrow_app: App
+) -> None:
+    context = browser.new_context()
+    page = visit(context.new_page(), narrow_app)
+    longest(page, 2000)
+    send(page, "Hello")
+    status(page, "Writing")
+    left = time.monotonic()
+    context.close()
+    Client(narrow_app.url, verbose=False).predict("Hi", max_tokens=1, api_name="/chat")
+    assert time.monotonic() - left < 2 + 2  # and two seconds for a client to come and be answered
 
 
 def test_two_tabs_share_a_batch_and_say_so(browser: Browser, app: App, page: Page) -> None:
