@@ -23,6 +23,7 @@ from typing import Any
 
 import gradio as gr
 from gradio.context import LocalContext
+from gradio.route_utils import FnIndexInferError
 from gradio.utils import get_function_params
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -32,7 +33,7 @@ from starlette.routing import Route
 from pipelines import TASKS, Task, factory
 from pipelines.cache import root
 from pipelines.fronts import check_settings
-from pipelines.talk import SAMPLING, begun, drawn, payload, said, seed_of, spoken, summary
+from pipelines.talk import SAMPLING, begun, drawn, payload, said, seed_of, spoken, stops_of, summary
 from queueing.admission import TaskState
 from queueing.desk import BEAT, Caller, Desk, Phase, Service, View
 from queueing.dispatcher import Dispatcher
@@ -55,7 +56,9 @@ SLIDERS = {  # least, most, step, label
     "top_k": (0, 200, 1, "Top k (0: all)"),
     "repetition_penalty": (1, 2, 0.05, "Repetition penalty"),
 }
-GUARDS = [Middleware(BodyLimit)]
+LOST = {"detail": "There is no such endpoint or session; /gradio_api/info lists what there is."}
+NOWHERE = dict.fromkeys((FnIndexInferError, KeyError), lambda *_: JSONResponse(LOST, 404))
+GUARDS = {"middleware": [Middleware(BodyLimit)], "exception_handlers": NOWHERE}
 OURS = "Something went wrong on our side, and it has been noted. Please try again."
 SHAPE = "data does not have the shape that this endpoint takes; the API page shows it."
 
@@ -68,10 +71,9 @@ class Door:
         policies = {name: Policy(rows=settings.rows) for name in tasks}
         chat = Service(factory(tasks["chat"].front)(), check_settings, summary)
         factories = {name: task.pipeline for name, task in tasks.items()}
-        limits = Limits()
-        self.calls = 2 * limits.total  # Gradio's slots, so that only our queue makes people wait
+        self.calls = 2 * Limits().total  # Gradio's slots, so that only our queue makes people wait
         worker = partial(ProcessWorker, factories, policies)
-        self.dispatcher = Dispatcher(policies, [worker], limits)
+        self.dispatcher = Dispatcher(policies, [worker])
         self.desk = Desk(self.dispatcher, {"chat": chat}, settings.grace)
         self.signer = Signer(secret(settings.secret, root()))
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -133,8 +135,8 @@ class Door:
     def _person(self, http: Request, login: str | None, token: Any) -> Person:
         profile = http.scope.get("session", {}).get("oauth_info", {}).get("userinfo", {})
         address = http.client.host if http.client else "unknown"
-        login = login or profile.get("preferred_username")
-        return self.signer.person(login, http.headers.get(HEADER) or token, address)
+        login, token = login or profile.get("preferred_username"), http.headers.get(HEADER) or token
+        return self.signer.person(login, token, address)
 
 
 class Blocks(gr.Blocks):
@@ -183,7 +185,7 @@ class ChatPage:
         self.line = gr.HTML(dot("idle", ""), elem_id="line")
         look = {"placeholder": "Write a message", "max_lines": 8, "autofocus": True}
         self.box = gr.Textbox(show_label=False, elem_id="box", submit_btn=True, **look)
-        with gr.Accordion("Settings", open=False, elem_id="settings"):
+        with gr.Accordion("System prompt and sampling", open=False, elem_id="settings"):
             self.settings = _settings()
 
     def _connect(self) -> None:
@@ -235,9 +237,9 @@ class ChatPage:
         *settings: Any,
     ) -> AsyncIterator[dict[Any, Any]]:
         """One answer on the page: to the message, an example, or one asked again or edited."""
-        before, message = begun(event._data or {}, spoken(talk), message)
+        before, message = begun(event._data, spoken(talk), message)
         system, *values = settings
-        values[-2:] = seed_of(values[-2]), [line for line in values[-1].splitlines() if line]
+        values[-2:] = seed_of(values[-2]), stops_of(values[-1])
         asking = payload(system, before, message, dict(zip(SAMPLING, values, strict=True)))
         now, shown = [*before, said("user", message)], ""
         caller = self._door.caller(request, token)
@@ -311,7 +313,7 @@ def launch(door: Door, page: ChatPage, settings: Settings) -> None:
         server_port=settings.port,
         share=settings.share,
         max_threads=door.calls,
-        app_kwargs={"lifespan": door.lifespan, "routes": door.routes(), "middleware": GUARDS},
+        app_kwargs={"lifespan": door.lifespan, "routes": door.routes(), **GUARDS},
         theme=gr.themes.Base(primary_hue="teal", neutral_hue="stone", radius_size="lg"),
         css_paths=ASSETS / "style.css",
         footer_links=["api", "settings"],
@@ -328,8 +330,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description="Many people, one GPU, one fair queue.")
     arguments.add_argument("--share", action="store_true", help="open a public link as well")
     settings = Settings.read(os.environ)
-    if arguments.parse_args().share:
-        settings = replace(settings, share=True)
+    settings = replace(settings, share=settings.share or arguments.parse_args().share)
     logging.basicConfig(level=settings.log, format="%(levelname)s %(name)s: %(message)s")
     # Gradio sums up every event with pandas for a monitoring page that is off here.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")

@@ -41,21 +41,31 @@ def asked(messages: list[Message], index: int) -> tuple[list[Message], str]:
     return (messages[: turns[-1]], messages[turns[-1]]["content"]) if turns else ([], "")
 
 
-def begun(data: Mapping[str, Any], talk: list[Message], message: str) -> tuple[list[Message], str]:
-    """What was said before, and the message that an event on the page asks to answer."""
-    if "index" not in data:  # sent
+def begun(data: Any, talk: list[Message], message: str) -> tuple[list[Message], str]:
+    """What was said before, and the message that an event on the page asks to answer.
+
+    What is no such event counts as a message that was sent.
+    """
+    index = data.get("index") if isinstance(data, dict) else None
+    index = index[0] if isinstance(index, list) and index else index
+    value = data.get("value") if isinstance(data, dict) else None
+    if not isinstance(index, int):  # sent
         return talk, message
     if not talk:  # an example: they are shown while nothing has been said
-        return [], data["value"]["text"]
-    index = data["index"]
-    before, again = asked(talk, index[0] if isinstance(index, list) else index)
-    return before, data["value"] if "previous_value" in data else again  # edited, or asked again
+        return [], _text(value)
+    before, again = asked(talk, index)
+    return before, str(value) if "previous_value" in data else again  # edited, or asked again
 
 
-def seed_of(text: str) -> int | str | None:
+def seed_of(text: Any) -> int | str | None:
     """A seed as it was written; what is no number is for the front to refuse."""
-    text = text.strip()
-    return int(text) if text.lstrip("-").isdecimal() else text or None
+    text = str(text or "").strip()
+    return int(text) if text.lstrip("-").isdecimal() and len(text) < 40 else text or None
+
+
+def stops_of(text: Any) -> list[str]:
+    """Stop strings, one a line."""
+    return [line for line in str(text or "").splitlines() if line]
 
 
 def payload(system: Any, history: Any, message: Any, sampling: Mapping[str, Any]) -> Message:
@@ -68,7 +78,7 @@ def payload(system: Any, history: Any, message: Any, sampling: Mapping[str, Any]
 
 
 def _text(part: Any) -> str:
-    return part.get("text", "") if isinstance(part, dict) else str(part)
+    return str(part.get("text") or "") if isinstance(part, dict) else str(part)
 
 
 def summary(result: Any, took: float, ran: float) -> str:

@@ -15,6 +15,7 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
+import app as app_module
 from tests.conftest import App, Launch
 
 LONG = 1500  # tokens: half a minute on the pretended model
@@ -183,6 +184,35 @@ def test_a_wrong_payload_is_refused_in_words(app: App, body: Any, names: str) ->
     sentence = data if isinstance(data, str) else data["error"]
     assert names in sentence
     assert "Traceback" not in sentence and "object at 0x" not in sentence
+
+
+def test_an_unknown_endpoint_is_refused_in_words(app: App) -> None:
+    unknown = httpx.post(f"{app.url}/gradio_api/call/nothing", json={"data": []})
+    body = {"data": [], "fn_index": 999, "session_hash": "tab-unknown"}
+    for answer in (unknown, httpx.post(f"{app.url}/gradio_api/queue/join", json=body)):
+        assert (answer.status_code, "no such endpoint" in answer.text) == (404, True)
+
+
+PAGE_EVENTS: list[tuple[list[Any], Any]] = [
+    (["Hi"], {"index": "x"}),
+    (["Hi"], {"index": 3, "value": 5}),
+    (["Hi"], {"index": [], "value": {}}),
+    (["Hi"], [1]),
+    (["Hi", "no conversation"], None),
+    (["Hi", [{"role": "user"}]], None),
+    ([None, None, {}, 7, None, None, None, None, None, None, None], {"index": -5}),
+]
+
+
+@pytest.mark.parametrize(("data", "event"), PAGE_EVENTS)
+def test_a_wrong_event_of_the_page_leaks_nothing(app: App, data: list[Any], event: Any) -> None:
+    config = httpx.get(f"{app.url}/config").json()
+    turn = max(config["dependencies"], key=lambda d: len(d["inputs"]) * (d["api_name"] != "chat"))
+    body = {"data": data, "event_data": event, "fn_index": turn["id"], "session_hash": "tab-odd"}
+    httpx.post(f"{app.url}/gradio_api/queue/join", json=body).raise_for_status()
+    last = messages(app, "tab-odd")[-2]
+    assert last["msg"] == "process_completed"
+    assert last["success"] or last["output"]["error"] in (app_module.SHAPE,)
 
 
 def test_wrong_payloads_disturb_nobody(app: App) -> None:
