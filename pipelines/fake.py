@@ -21,6 +21,7 @@ from queueing.work import (
     Advance,
     Card,
     Invalid,
+    Key,
     Mark,
     OutOfMemory,
     Output,
@@ -103,7 +104,7 @@ class FakePipeline:
         spend: Callable[[float], None] = time.sleep,
         crash: Callable[[], None] = lambda: os._exit(13),
     ) -> None:
-        self.sizes: tuple[int, ...] | None = None
+        self.compiled: tuple[int, ...] | None = None  # sizes to pretend
         self.calls = 0
         self.held: dict[str, int] = {}  # request id -> units of memory
         self._forward, self._row, self._unit = forward, row, unit
@@ -112,6 +113,9 @@ class FakePipeline:
         self._out_of_memory_at = out_of_memory_at  # weighted rows; 0 for never
         self._spend = spend
         self._crash = crash
+
+    def sizes(self, key: Key) -> tuple[int, ...] | None:
+        return self.compiled
 
     def load(self, tell: Tell) -> Card:
         for part in range(4):

@@ -20,15 +20,13 @@ from pipelines.packed import PackedModel
 from pipelines.paging import PageTables
 from pipelines.ride import Ride, TextState, Words
 from pipelines.sampling import choose
-from queueing.work import Advance, Card, Invalid, Mark, Request, Row, Tell, Work
+from queueing.work import Advance, Card, Invalid, Key, Mark, Request, Row, Tell, Work
 
 KEY = "text"
 
 
 class TextPipeline:
     """A few settings, whose defaults suit most machines, until `load` brings the model."""
-
-    sizes: tuple[int, ...] | None = None
 
     def __init__(
         self,
@@ -51,6 +49,10 @@ class TextPipeline:
         self._words: Words | None = None
         self._vocabulary = 0
         self._context = 0
+
+    def sizes(self, key: Key) -> tuple[int, ...] | None:
+        """Any number of rows."""
+        return None
 
     def load(self, tell: Tell) -> Card:
         """Prepare, load and check the model, then make its pages."""

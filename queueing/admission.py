@@ -167,7 +167,7 @@ class Admission:
                 error = WorkerLost("The worker died while it ran this request alone.")
                 self._finish(ticket, Status.FAILED, error)
             elif ticket.request.id in inside and ticket in read:
-                ticket.alone = True
+                ticket.alone, ticket.hurdle = True, ticket.calls
                 self._starter.rest(ticket, Status.PARKED)
                 station.suspects.append(ticket)
             else:
@@ -249,7 +249,9 @@ class Admission:
         self.fill()
 
     def _clear(self, station: Station, ticket: Ticket) -> None:
-        """A suspect got further than when its worker died; it makes way for the next one."""
+        """A suspect got further than when its worker died, by a new mark or by more calls than it
+        had seen then; it makes way for the next one.
+        """
         if ticket.alone:
             ticket.alone = False
             if station.suspects:
@@ -262,9 +264,13 @@ class Admission:
         lane = (call.task, call.key)
         self.costs.observe(lane, call.forwards, call.rows, call.units, call.seconds)
         for id in call.ids:
-            if id in station.tickets:
-                station.tickets[id].rode += call.seconds
-                station.tickets[id].stream.riders = len(call.ids)
+            ticket = station.tickets.get(id)
+            if ticket is not None:
+                ticket.rode += call.seconds
+                ticket.calls += 1
+                ticket.stream.riders = len(call.ids)
+                if ticket.calls > ticket.hurdle:
+                    self._clear(station, ticket)
 
     def _charge(self, station: Station, id: str, seconds: float) -> None:
         ticket = station.tickets.get(id)

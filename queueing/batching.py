@@ -71,7 +71,7 @@ class Batcher:
     def __init__(
         self,
         policies: Mapping[str, Policy],
-        sizes: Callable[[str], tuple[int, ...] | None],
+        sizes: Callable[[Lane], tuple[int, ...] | None],
         costs: Costs,
         caps: MemoryCaps,
     ) -> None:
@@ -174,21 +174,27 @@ class Batcher:
         return self._grant(lane, self._round(lane, chosen), reason, alone, limit)
 
     def _round(self, lane: Lane, rows: list[Row]) -> list[Row]:
-        """Compiled row counts: the size with the least predicted seconds per row (up pads, down
-        leaves rows).
+        """Compiled sizes: the one with the least predicted seconds a row; up pads, down leaves
+        rows for the next call.
         """
-        sizes = self._sizes(lane[0])
+        sizes = self._sizes(lane)
         if not sizes:
             return rows
-        count = len(rows)
+        weight = sum(_work(row).weight for row in rows)
 
         def each(size: int) -> float:
-            return self._costs.seconds(lane, 1, size, size) / min(size, count)
+            return self._costs.seconds(lane, 1, size, size) / min(size, weight)
 
-        up = [size for size in sizes if size >= count][:1]
-        down = [size for size in sizes if size < count][-1:]
+        up = [size for size in sizes if size >= weight][:1]
+        down = [size for size in sizes if size < weight][-1:]
         best = min(up + down, key=each)
-        return rows[:best]
+        kept, total = list[Row](), 0.0
+        for row in rows:
+            total += _work(row).weight
+            if kept and total > best:
+                break
+            kept.append(row)
+        return kept
 
     def _grant(
         self, lane: Lane, rows: list[Row], reason: Reason, alone: bool, limit: float

@@ -112,7 +112,10 @@ class Dispatcher:
             try:
                 await worker.run(lambda message: self._receive(index, message))
             except WorkerLost as error:
-                log.warning("worker %d: %s", index, error)
+                if not self._closing.is_set():
+                    log.warning("worker %d: %s", index, error)
+            except Exception:  # the border of the worker loop: a message that cannot be read
+                log.exception("worker %d cannot be understood", index)
             if self._closing.is_set():
                 return
             self._admission.lost(index)

@@ -65,7 +65,10 @@ class Engine:
         self.costs = Costs()
         self.caps = MemoryCaps()
         self._batcher = Batcher(
-            policies, lambda task: self._models[task].pipeline.sizes, self.costs, self.caps
+            policies,
+            lambda lane: self._models[lane[0]].pipeline.sizes(lane[1]),
+            self.costs,
+            self.caps,
         )
 
     # Messages
@@ -247,7 +250,10 @@ class Engine:
 
     def _commit(self, batch: Batch, results: Sequence[Advance | Exception], seconds: float) -> None:
         """Take over what the step returned; the only place where progress moves."""
-        used = [0 if isinstance(result, Exception) else result.units for result in results]
+        used = [
+            grant if isinstance(result, Exception) else result.units
+            for result, grant in zip(results, batch.grants, strict=True)
+        ]
         units = [work.weight * count for work, count in zip(batch.works, used, strict=True)]
         serial = (count for work, count in zip(batch.works, used, strict=True) if work.serial)
         forwards = max(max(serial, default=1), 1)
@@ -346,6 +352,7 @@ class Engine:
         row.work = None
         if row.opened:
             ask(self._models.pipeline(row).close, row)
+        row.state = None  # a retry that still holds the row must not hold its tensors
 
     def _holds(self, row: Row) -> bool:
         return self._rows.get(row.request.id) is row

@@ -67,6 +67,8 @@ class Ticket:
     order: int = 0
     passes: int = 0
     alone: bool = False  # was in a device call when a worker died
+    calls: int = 0  # device calls it rode since it (re)started
+    hurdle: int = 0  # of those, how many when its worker died
     number: int = 0  # of the Start that carried it
     prepaid: float = 0.0  # weighted device-seconds charged ahead
     rode: float = 0.0  # seconds of the calls it rode since it (re)started

@@ -91,6 +91,7 @@ class Starter:
         """Enter a ticket at a station, paying for its first call ahead."""
         ticket.number = station.number + 1
         ticket.rode = ticket.spent = 0.0
+        ticket.calls = 0
         ticket.prepaid = ticket.charge / ticket.request.pace
         station.tickets[ticket.request.id] = ticket
         self.where[ticket.request.id] = station
@@ -122,18 +123,22 @@ class Starter:
 
     def _displace(self, station: Station) -> None:
         """Park rows of the most served for sessions that wait with nothing running."""
-        if station.alone or station.suspects or not len(self._queue) or not station.tickets:
+        if station.alone or station.suspects or not len(self._queue):
+            return
+        rows = station.displaceable(self._ledger)
+        if not rows:
             return
         waiting = {ticket.request.id for ticket in station.promised.values()}
         for ticket in self._queue.heads(HEADS):
             session = ticket.request.session
             if self._ledger.running(session) or ticket.request.id in waiting:
                 continue
-            victim = station.victim(ticket, self._ledger)
+            victim = station.victim(ticket, rows, self._ledger)
             if victim is None:
                 return
             station.promised[victim.request.id] = ticket
             self._send(station.index, Park(victim.request.id))
+            rows = station.displaceable(self._ledger)
 
 
 def overdue(ticket: Ticket, now: float) -> bool:

@@ -6,7 +6,7 @@ It is told what the worker reported and never talks to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from queueing.fairqueue import Fit, Ticket
@@ -64,37 +64,44 @@ class Station:
             return Fit.BYTES
         return Fit.YES
 
-    def victim(self, ticket: Ticket, ledger: Ledger) -> Ticket | None:
-        """The row to displace for a session with nothing running: of the most served, the least
-        computed.
-
-        None when every row would be free sooner than it could be computed again, or none may be
-        taken.
+    def displaceable(self, ledger: Ledger) -> list[Ticket]:
+        """Rows that have had their quantum and may give way: background always, others where their
+        session runs two rows or more.
         """
-        rows = [one for one in self.tickets.values() if one.request.task == ticket.request.task]
-        natural = min((max(one.work - one.spent, 0.0) * len(rows) for one in rows), default=0.0)
+        leaving = [self.tickets[id].request.session for id in self.promised]
+        return [
+            one
+            for one in self.tickets.values()
+            if one.rode >= QUANTUM
+            and one.request.id not in self.promised
+            and not one.stream.status.terminal
+            and (
+                one.request.priority is Priority.BACKGROUND
+                or ledger.running(one.request.session) - leaving.count(one.request.session) >= 2
+            )
+        ]
+
+    def victim(self, ticket: Ticket, rows: Sequence[Ticket], ledger: Ledger) -> Ticket | None:
+        """Which of these rows to displace for a session with nothing running: of the session served
+        most, and more than the newcomer's, the row that has computed least.
+
+        None when a row will be free sooner than it could be computed again.
+        """
+        task, mine = ticket.request.task, ledger.served(ticket.request.session)
+        peers = [one for one in self.tickets.values() if one.request.task == task]
+        natural = min((max(one.work - one.spent, 0.0) * len(peers) for one in peers), default=0.0)
         able = [
             one
             for one in rows
-            if one.rode >= QUANTUM
+            if one.request.task == task
             and one.spent < natural
-            and one.request.id not in self.promised
-            and not one.stream.status.terminal
-            and self._yields(one, ticket.request.session, ledger)
+            and (
+                one.request.priority is Priority.BACKGROUND
+                or ledger.served(one.request.session) > mine
+            )
         ]
         return max(
             able,
             key=lambda one: (ledger.served(one.request.session), -one.spent, one.order),
             default=None,
         )
-
-    def _yields(self, row: Ticket, newcomer: str, ledger: Ledger) -> bool:
-        """Background yields always; others with two rows or more, when served more than the
-        newcomer.
-        """
-        if row.request.priority is Priority.BACKGROUND:
-            return True
-        session = row.request.session
-        leaving = sum(self.tickets[id].request.session == session for id in self.promised)
-        left = ledger.running(session) - leaving
-        return left >= 2 and ledger.served(session) > ledger.served(newcomer)

@@ -149,8 +149,8 @@ class Request:
 
     @property
     def single(self) -> bool:
-        """One call is the whole request, so a worker should hold two calls of its kind."""
-        return len(self.plan) == 1 and self.plan[0].most == 1
+        """One forward is the whole request, so a worker should hold two calls of its kind."""
+        return len(self.plan) == 1 and not self.plan[0].serial
 
     @property
     def share(self) -> float:
@@ -161,8 +161,8 @@ class Request:
 
 @message
 class Output:
-    """Host data for the reader: `delta` appends at offset `at` (a stream skips what it has), the
-    rest replaces.
+    """Host data for the reader, that unpickles without torch, like marks and results do: `delta`
+    appends at offset `at` (a stream skips what it has), the rest replaces.
     """
 
     at: int = 0
@@ -252,9 +252,8 @@ class Pipeline(Protocol):
     progress).
     """
 
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """Row counts it is compiled for: the engine rounds, the pipeline pads."""
+    def sizes(self, key: Key) -> tuple[int, ...] | None:
+        """Weighted rows that this key is compiled for: the engine rounds, the pipeline pads."""
         ...
 
     def load(self, tell: Tell) -> Card:
@@ -280,7 +279,9 @@ class Pipeline(Protocol):
         ...
 
     def park(self, row: Row) -> Mark:
-        """Give memory back; returns the whole mark from which `open` continues."""
+        """Give memory back, reading the device if need be; returns the whole mark from which
+        `open` continues, which may say more than the marks of its advances together.
+        """
         ...
 
     def close(self, row: Row) -> None:

@@ -391,7 +391,7 @@ def test_a_burst_is_gathered_into_one_call():
 
 def test_compiled_sizes_round_up_or_down_by_predicted_cost():
     bench = Bench(Policy(rows=8), forward=0.001, row=0.02)
-    bench.pipelines["chat"].sizes = (1, 2, 4, 8)
+    bench.pipelines["chat"].compiled = (1, 2, 4, 8)
     for i in range(12):
         bench.start(*[request(f"w{i}{k}", FakeJob(Kind.SINGLE)) for k in range(i % 4 + 1)])
         bench.run()

@@ -17,7 +17,7 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertModel
 
 from pipelines.device import guarded
-from queueing.work import Advance, Card, Mark, Output, Request, Row, Tell, Work
+from queueing.work import Advance, Card, Key, Mark, Output, Request, Row, Tell, Work
 
 WORDS, LENGTH = 100, 64
 
@@ -36,7 +36,8 @@ class EmbedJob:
 class TinyEmbedPipeline:
     """A row's state is only whether it is done."""
 
-    sizes: tuple[int, ...] | None = None
+    def sizes(self, key: Key) -> tuple[int, ...] | None:
+        return None
 
     def load(self, tell: Tell) -> Card:
         torch.manual_seed(0)

@@ -24,7 +24,7 @@ from transformers import CLIPTextConfig
 from transformers.models.clip.modeling_clip import CLIPTextModel, CLIPTextModelWithProjection
 
 from pipelines.device import guarded
-from queueing.work import Advance, Card, Mark, Output, Request, Row, Tell, Work
+from queueing.work import Advance, Card, Key, Mark, Output, Request, Row, Tell, Work
 
 WORDS, LENGTH, END = 100, 16, 1
 SOLVERS = {
@@ -140,7 +140,8 @@ def remembered(solver: Any, memory: dict[str, Any]) -> Any:
 class TinyImagePipeline:
     """Three kinds of calls; rows with guidance count twice and ride beside rows without."""
 
-    sizes: tuple[int, ...] | None = None
+    def sizes(self, key: Key) -> tuple[int, ...] | None:
+        return None
 
     def load(self, tell: Tell) -> Card:
         torch.manual_seed(0)
