@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from queueing.work import (
     Status,
     Unload,
     Up,
+    Work,
 )
 
 
@@ -399,6 +401,26 @@ def test_compiled_sizes_round_up_or_down_by_predicted_cost():
     before = len(bench.calls)
     bench.run()
     assert [call.rows for call in bench.calls[before:]] == [4, 1]  # 8 rows would cost twice 4
+
+
+def test_compiled_sizes_count_weighted_rows():
+    bench = Bench(Policy(rows=8), forward=0.001, row=0.02)
+    bench.pipelines["image"].compiled = (1, 2, 4, 8)
+    for i in range(12):
+        warm = FakeJob(Kind.STEPPED, steps=1)
+        bench.start(*[request(f"w{i}{k}", warm, "image") for k in range(i % 4 + 1)])
+        bench.run()
+    guided = FakeJob(Kind.STEPPED, steps=1, weight=2.0)
+    bench.start(*[request(f"r{i}", guided, "image") for i in range(3)])
+    before = len(bench.calls)
+    bench.run()
+    denoise = [c.rows for c in bench.calls[before:] if c.key == ("denoise", 0)]
+    assert denoise == [4, 2]
+
+
+def test_a_one_shot_of_many_units_is_one_call_and_takes_half_a_row():
+    work = Work("embed", 40, 40)
+    assert replace(request("r", FakeJob(Kind.SINGLE)), plan=(work,)).share == 0.5
 
 
 def test_serial_steps_are_granted_together_when_forwards_are_short():

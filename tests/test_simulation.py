@@ -208,3 +208,21 @@ def test_a_request_that_kills_workers_is_refused_alone():
     assert "alone" in str(streams[0].error)
     assert {stream.status for stream in streams[1:]} == {Status.FINISHED}
     assert simulation.admission.metrics.restarts == 2
+
+
+def test_work_without_marks_is_proved_by_the_calls_it_survives():
+    simulation = world({"image": Policy(rows=4)})
+    streams: list[Stream] = []
+
+    def come() -> None:
+        for i in range(4):
+            work = FakeJob(Kind.STEPPED, steps=60, seed=i)
+            streams.append(simulation.submit(work.request(task="image"), f"p{i}"))
+
+    simulation.at(0.0, come)
+    simulation.at(0.2, lambda: simulation.kill(0))
+    simulation.run()
+    assert {stream.status for stream in streams} == {Status.FINISHED}
+    calls = [record.call for record in simulation.admission.metrics.calls]
+    assert sum(call.rows == 1 for call in calls) <= 4 * 12  # the tests alone, no more
+    assert sum(call.rows == 4 for call in calls) >= 40
