@@ -42,7 +42,7 @@ from queueing.payload import BodyLimit, shaped
 from queueing.people import Person, Signer, secret
 from queueing.process import ProcessWorker
 from queueing.settings import Settings
-from queueing.work import Invalid, Policy
+from queueing.work import Invalid
 
 logger = logging.getLogger("carpool")
 ASSETS = Path(__file__).parent / "assets"
@@ -68,7 +68,7 @@ class Door:
 
     def __init__(self, settings: Settings) -> None:
         tasks = FAKE if settings.pipeline == "fake" else TASKS
-        policies = {name: Policy(rows=settings.rows) for name in tasks}
+        policies = {name: replace(task.policy, rows=settings.rows) for name, task in tasks.items()}
         chat = Service(factory(tasks["chat"].front)(), check_settings, summary)
         factories = {name: task.pipeline for name, task in tasks.items()}
         self.calls = 2 * Limits().total  # Gradio's slots, so that only our queue makes people wait

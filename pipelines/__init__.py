@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from queueing.work import Policy
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -19,10 +21,17 @@ class Task:
 
     pipeline: str
     front: str
+    policy: Policy = Policy()
 
 
 TASKS: dict[str, Task] = {
-    "chat": Task(pipeline="pipelines.text:TextPipeline", front="pipelines.fronts:ChatFront"),
+    "chat": Task(
+        pipeline="pipelines.text:TextPipeline",
+        front="pipelines.fronts:ChatFront",
+        # A prompt as long as the context must not freeze those who read; on a host's processor
+        # shorter steps than this cost more throughput than they give in smoothness.
+        policy=Policy(rows=16, units=2048, target=0.5),
+    ),
 }
 
 

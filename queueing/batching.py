@@ -199,9 +199,13 @@ class Batcher:
     def _grant(
         self, lane: Lane, rows: list[Row], reason: Reason, alone: bool, limit: float
     ) -> Batch:
+        """Serial rows get a stride of units; what room is left goes to divisible rows in order, and
+        those for whom none is left wait for the next call.
+        """
         policy = self._policies[lane[0]]
-        weight = sum(_work(row).weight for row in rows)
-        load = sum(_work(row).weight * _work(row).least for row in rows)
+        fixed = [_work(row) for row in rows if not _divisible(row)]
+        weight = sum(work.weight for work in fixed)
+        load = sum(work.weight * work.least for work in fixed)
         timed = Reason.BUDGET if limit == policy.target else Reason.DEADLINE
         most = self._units(lane, weight, load, limit)
         memory = self._caps.limit(lane)
@@ -210,19 +214,21 @@ class Batcher:
         if alone and all(_work(row).serial for row in rows):
             forward = self._costs.seconds(lane, 1, weight, load)
             stride = max(int(min(STRIDE, limit) / max(forward, 1e-9)), 1)
-        room = max(bound - load, 0)
-        grants = []
+        kept, grants, room, first = list[Row](), list[int](), bound - load, True
         for row in rows:
             work = _work(row)
-            if work.serial:
-                grants.append(min(work.most, max(work.least, stride)))
-                continue
-            extra = int(min(work.most - work.least, room / work.weight))
-            room -= extra * work.weight
-            grants.append(work.least + extra)
-            if extra < work.most - work.least and reason is Reason.IDLE:
-                reason = why
-        return Batch.of(rows, grants, reason)
+            grant = min(work.most, max(work.least, stride))
+            if _divisible(row):
+                grant = int(min(work.most, max(room, 0) / work.weight))
+                if grant < work.most and reason is Reason.IDLE:
+                    reason = why
+                if grant < work.least and not first:
+                    continue
+                grant, first = max(grant, work.least), False
+                room -= grant * work.weight
+            kept.append(row)
+            grants.append(grant)
+        return Batch.of(kept, grants, reason)
 
     def _units(self, lane: Lane, weight: float, load: float, limit: float) -> float:
         """Units of a forward within a time; where single units take most of it, half of it
@@ -258,6 +264,11 @@ def _work(row: Row) -> Work:
     if row.work is None:
         raise RuntimeError(f"{row.request.id} has no work in a call. This is a bug.")
     return row.work
+
+
+def _divisible(row: Row) -> bool:
+    work = _work(row)
+    return work.most > work.least and not work.serial
 
 
 def _rank(row: Row, served: Mapping[str, float]) -> Rank:
