@@ -18,32 +18,34 @@ from queueing.fairqueue import FairQueue, Ticket
 from queueing.forecast import Forecast, Place
 from queueing.ledger import Ledger
 from queueing.limits import Limits, furthest_over
+from queueing.messages import (
+    Call,
+    Calling,
+    Cancel,
+    Down,
+    End,
+    Loaded,
+    Loading,
+    Park,
+    Ready,
+    Report,
+    Up,
+)
 from queueing.metrics import Metrics
 from queueing.starting import Starter, overdue
 from queueing.station import Station
 from queueing.stream import Stream
 from queueing.work import (
-    Call,
-    Calling,
-    Cancel,
     Cancelled,
     Card,
     CarpoolError,
-    Down,
-    End,
     Expired,
     Full,
-    Loaded,
-    Loading,
-    Park,
     Policy,
     Priority,
-    Ready,
     Reason,
-    Report,
     Request,
     Status,
-    Up,
     WorkerLost,
 )
 

@@ -44,6 +44,21 @@ class Batch:
     load: float  # weighted units of its widest forward, the measure of memory caps
     forwards: int  # consecutive ones
 
+    def only(self, holds: Callable[[Row], bool]) -> Batch | None:
+        """What is left of a call to be repeated, or None."""
+        pairs = [(r, g) for r, g in zip(self.rows, self.grants, strict=True) if holds(r)]
+        if not pairs:
+            return None
+        return Batch.of([row for row, _ in pairs], [grant for _, grant in pairs], Reason.RETRY)
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """The same call as two, to be repeated."""
+        half = len(self.rows) // 2
+        return (
+            Batch.of(self.rows[:half], self.grants[:half], Reason.RETRY),
+            Batch.of(self.rows[half:], self.grants[half:], Reason.RETRY),
+        )
+
     @classmethod
     def of(cls, rows: Sequence[Row], grants: Sequence[int], reason: Reason) -> Batch:
         works = tuple([_work(row) for row in rows])

@@ -16,9 +16,14 @@ from queueing.admission import Admission, TaskState
 from queueing.clock import Clock, monotonic
 from queueing.forecast import Place
 from queueing.limits import Limits
+from queueing.messages import Down, Load, Loaded, Loading, Ready, Up
 from queueing.metrics import Metrics
 from queueing.stream import Stream
-from queueing.work import Down, Load, Loaded, Loading, Policy, Ready, Request, Up, WorkerLost
+from queueing.work import (
+    Policy,
+    Request,
+    WorkerLost,
+)
 from queueing.worker import Worker
 
 log = logging.getLogger("carpool.dispatcher")

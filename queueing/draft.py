@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from queueing.work import Call, End, Mark, Output, Report, Room
+from queueing.messages import Call, End, Report
+from queueing.work import (
+    Mark,
+    Output,
+    Room,
+)
 
 
 @dataclass(slots=True)

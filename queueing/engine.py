@@ -13,32 +13,33 @@ from queueing.batching import Batch, Batcher, Wait
 from queueing.clock import Clock
 from queueing.costs import Costs, MemoryCaps
 from queueing.draft import Draft
-from queueing.models import Models, ask, open_rows, told
-from queueing.work import (
-    Advance,
+from queueing.messages import (
     Call,
     Calling,
     Cancel,
-    Cancelled,
-    CarpoolError,
     Down,
     Drain,
     End,
-    Expired,
     Load,
-    Mark,
-    OutOfMemory,
     Park,
+    Report,
+    Start,
+    Unload,
+    Up,
+)
+from queueing.models import Models, ask, open_rows, told
+from queueing.work import (
+    Advance,
+    Cancelled,
+    CarpoolError,
+    Expired,
+    OutOfMemory,
     Pipeline,
     Policy,
     Reason,
-    Report,
     Room,
     Row,
-    Start,
     Status,
-    Unload,
-    Up,
 )
 
 
@@ -57,19 +58,14 @@ class Engine:
         self._models = Models(pipelines, policies, clock, tell)
         self._rows: dict[str, Row] = {}
         self._served: dict[str, float] = {}
-        self._retries: list[tuple[tuple[Row, ...], tuple[int, ...]]] = []
+        self._retries: list[Batch] = []  # parts of calls that failed, the next one last
         self._draft = Draft()
         self._orders = self._seen = 0
         self.wake: float | None = None  # when to tick again although no message came
         self.draining = False
         self.costs = Costs()
         self.caps = MemoryCaps()
-        self._batcher = Batcher(
-            policies,
-            lambda lane: self._models[lane[0]].pipeline.sizes(lane[1]),
-            self.costs,
-            self.caps,
-        )
+        self._batcher = Batcher(policies, self._models.sizes, self.costs, self.caps)
 
     # Messages
 
@@ -106,9 +102,7 @@ class Engine:
             self._batcher.arrived(row, now)
 
     def flag(self, id: str) -> None:
-        """Mark a row cancelled; safe from any thread, seen between forwards and at the next
-        boundary.
-        """
+        """Mark a row cancelled; safe from any thread, seen between forwards and at boundaries."""
         row = self._rows.get(id)
         if row is not None:
             row.cancelled = True
@@ -118,14 +112,12 @@ class Engine:
         row = self._rows.get(id)
         if row is None or row.cancelled:
             return
-        mark: Mark | Exception = row.mark or ()
-        if row.opened:
-            mark = ask(self._models.pipeline(row).park, row)
+        mark = ask(self._models.pipeline(row).park, row) if row.opened else row.mark or ()
         if isinstance(mark, Exception):
             self._end(row, Status.FAILED, told(mark))
-            return
-        self._drop(row)
-        self._draft.parked[id] = mark
+        else:
+            self._drop(row)
+            self._draft.parked[id] = mark
 
     @property
     def idle(self) -> bool:
@@ -135,9 +127,7 @@ class Engine:
     # The loop
 
     def tick(self) -> Report | None:
-        """At most one device call. None: nothing to say and nothing to do until `wake` or a
-        message.
-        """
+        """At most one device call. None: nothing to say or do until `wake` or a message."""
         self.wake = None
         self._sweep()
         if self._draft.parked or self._draft.ended:
@@ -158,9 +148,6 @@ class Engine:
         for id, row in self._rows.items():
             if row.request.id != id or (row.opened and row.work is None):
                 raise RuntimeError(f"{id} is held without work. This is a bug.")
-        for rows, grants in self._retries:
-            if len(rows) != len(grants):
-                raise RuntimeError("a retry lost a row. This is a bug.")
 
     def _sweep(self) -> None:
         now = self._clock()
@@ -193,13 +180,11 @@ class Engine:
     def _next(self) -> Batch | None:
         """The next call with its memory reserved, or None."""
         while self._retries:
-            rows, grants = self._retries.pop()
-            kept = [(r, g) for r, g in zip(rows, grants, strict=True) if self._holds(r)]
-            if kept:
-                return Batch.of([row for row, _ in kept], [g for _, g in kept], Reason.RETRY)
-        now = self._clock()
+            rest = self._retries.pop().only(self._holds)
+            if rest is not None:
+                return rest
         ready = [row for row in self._rows.values() if row.work is not None]
-        choice = self._batcher.choose(ready, self._served, now)
+        choice = self._batcher.choose(ready, self._served, self._clock())
         if isinstance(choice, Wait):
             self.wake = choice.until
             return None
@@ -239,17 +224,18 @@ class Engine:
             results = RuntimeError(f"{len(results)} results for {len(ids)} rows. This is a bug.")
         error = type(results).__name__ if isinstance(results, Exception) else ""
         if isinstance(results, Exception):
-            self._failed(batch, results, seconds)
+            forwards, units = self._failed(batch, results, seconds)
         else:
-            self._commit(batch, results, seconds)
+            forwards, units = self._commit(batch, results, seconds)
         size = self._models[task].policy.rows
-        forwards, weight, units = batch.forwards, batch.weight, batch.units
         self._draft.call = Call(
-            task, key, batch.reason, ids, forwards, weight, units, seconds, size, error
+            task, key, batch.reason, ids, forwards, batch.weight, units, seconds, size, error
         )
 
-    def _commit(self, batch: Batch, results: Sequence[Advance | Exception], seconds: float) -> None:
-        """Take over what the step returned; the only place where progress moves."""
+    def _commit(
+        self, batch: Batch, results: Sequence[Advance | Exception], seconds: float
+    ) -> tuple[int, float]:
+        """Where alone progress moves: take what a step gave; returns forwards and units used."""
         used = [
             grant if isinstance(result, Exception) else result.units
             for result, grant in zip(results, batch.grants, strict=True)
@@ -271,6 +257,7 @@ class Engine:
                 self._end(row, Status.FAILED, CarpoolError("A step made no progress."))
             else:
                 self._accept(row, result)
+        return forwards, sum(units)
 
     def _accept(self, row: Row, advance: Advance) -> None:
         row.state = advance.state
@@ -301,18 +288,14 @@ class Engine:
             self._draft.seconds[row.request.id] = share
             self._served[session] = self._served.get(session, 0.0) + share / row.request.pace
 
-    def _failed(self, batch: Batch, error: Exception, seconds: float) -> None:
-        """Repeat a failed call in halves; a row that fails alone is the culprit, or wants
-        memory.
-        """
+    def _failed(self, batch: Batch, error: Exception, seconds: float) -> tuple[int, float]:
+        """Repeat a failed call in halves; who fails alone is the culprit, or wants memory."""
         rows, memory = batch.rows, isinstance(error, OutOfMemory)
         if memory:
             self.caps.failed(batch.lane, batch.load)
             self._charge(rows, seconds, [1.0] * len(rows))
         if len(rows) > 1:
-            half = len(rows) // 2
-            self._retries.append((rows[half:], batch.grants[half:]))
-            self._retries.append((rows[:half], batch.grants[:half]))
+            self._retries.extend(reversed(batch.halves()))
             for row in rows:
                 row.blame += 0.0 if memory else seconds
         elif not memory:
@@ -320,25 +303,23 @@ class Engine:
             self._end(rows[0], Status.FAILED, told(error))
         elif batch.load <= batch.works[0].weight * batch.works[0].least:
             self._make_room(rows[0])
+        return batch.forwards, batch.units
 
     def _make_room(self, row: Row) -> None:
         """Memory ran out for a row alone: park the least deserving other row, or fail this one."""
         task = row.request.task
-        others = [
-            other
-            for other in self._rows.values()
-            if other is not row and other.opened and other.request.task == task and other.computed
-        ]
+        peers = [other for other in self._rows.values() if other.request.task == task]
+        others = [other for other in peers if other is not row and other.computed]
         if not others:
             asked = f"{row.request.bytes:,} bytes" if row.request.bytes else "its size"
             self._end(row, Status.FAILED, OutOfMemory(f"There is not enough memory for {asked}."))
             return
         self.caps.failed(open_rows(task), len(others) + 1)
-        served = self._served
-        victim = max(
-            others, key=lambda r: (served.get(r.request.session, 0.0), -r.computed, r.order)
-        )
-        self.park(victim.request.id)
+        self.park(max(others, key=self._undeserving).request.id)
+
+    def _undeserving(self, row: Row) -> tuple[int, float, int, int]:
+        served = self._served.get(row.request.session, 0.0)
+        return row.request.priority, served, -row.computed, row.order
 
     def _end(self, row: Row, status: Status, error: CarpoolError | None = None) -> None:
         """The one place where a row reaches its terminal state."""

@@ -10,8 +10,12 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from queueing.messages import Call
 from queueing.stream import Times
-from queueing.work import Call, Reason, Status
+from queueing.work import (
+    Reason,
+    Status,
+)
 
 KEPT = 4096  # calls and ended requests that are remembered one by one
 

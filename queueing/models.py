@@ -13,18 +13,16 @@ from typing import TypeVar
 
 from queueing.clock import Clock
 from queueing.costs import MemoryCaps
+from queueing.messages import Call, Loaded, Loading, Up
 from queueing.work import (
-    Call,
     Card,
     CarpoolError,
-    Loaded,
-    Loading,
+    Key,
     Pipeline,
     Policy,
     Reason,
     Room,
     Row,
-    Up,
 )
 
 log = logging.getLogger("carpool.models")
@@ -61,6 +59,10 @@ class Models:
 
     def pipeline(self, row: Row) -> Pipeline:
         return self._models[row.request.task].pipeline
+
+    def sizes(self, lane: tuple[str, Key]) -> tuple[int, ...] | None:
+        """Row counts that a task's key is compiled for."""
+        return self._models[lane[0]].pipeline.sizes(lane[1])
 
     def wanted(self, tasks: Iterable[str]) -> str | None:
         """A task to load: one of these, or one that was asked for."""

@@ -25,7 +25,11 @@ from typing import NoReturn
 
 from queueing.clock import monotonic
 from queueing.engine import Engine
-from queueing.work import Calling, Cancel, Down, Policy, Report, Up, WorkerLost
+from queueing.messages import Calling, Cancel, Down, Report, Up
+from queueing.work import (
+    Policy,
+    WorkerLost,
+)
 from queueing.worker import Factory, Inbox, Receive, build, serve
 
 log = logging.getLogger("carpool.process")

@@ -17,8 +17,13 @@ from queueing.admission import Admission
 from queueing.clock import VirtualClock
 from queueing.engine import Engine
 from queueing.limits import Limits
+from queueing.messages import Calling, Cancel, Down, Ready, Report, Up
 from queueing.stream import Stream
-from queueing.work import Calling, Cancel, Down, Pipeline, Policy, Ready, Report, Request, Up
+from queueing.work import (
+    Pipeline,
+    Policy,
+    Request,
+)
 
 
 class Crash(BaseException):

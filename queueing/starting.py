@@ -11,8 +11,12 @@ from collections.abc import Callable, Mapping
 from queueing.clock import Clock
 from queueing.fairqueue import FairQueue, Fit, Ticket
 from queueing.limits import Limits
+from queueing.messages import Down, Park, Start
 from queueing.station import Station
-from queueing.work import Down, Park, Policy, Start, Status
+from queueing.work import (
+    Policy,
+    Status,
+)
 
 HEADS = 8  # waiting sessions looked at for displacement
 

@@ -16,7 +16,12 @@ from typing import Any, Protocol, TypeAlias
 
 from queueing.clock import Clock, monotonic
 from queueing.engine import Engine
-from queueing.work import Cancel, Down, Drain, Pipeline, Policy, Ready, Up, WorkerLost
+from queueing.messages import Cancel, Down, Drain, Ready, Up
+from queueing.work import (
+    Pipeline,
+    Policy,
+    WorkerLost,
+)
 
 log = logging.getLogger("carpool.worker")
 

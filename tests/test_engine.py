@@ -14,23 +14,25 @@ from queueing.batching import QUANTUM
 from queueing.clock import VirtualClock
 from queueing.costs import CLEAN_CALLS
 from queueing.engine import Engine
-from queueing.work import (
+from queueing.messages import (
     Call,
     Cancel,
     End,
     Load,
     Loaded,
-    OutOfMemory,
     Park,
+    Report,
+    Start,
+    Unload,
+    Up,
+)
+from queueing.work import (
+    OutOfMemory,
     Policy,
     Priority,
     Reason,
-    Report,
     Request,
-    Start,
     Status,
-    Unload,
-    Up,
     Work,
 )
 

@@ -18,7 +18,7 @@ SOURCES = [
     ROOT / "app.py",
     *(path for room in ROOMS for path in sorted((ROOT / room).glob("*.py"))),
 ]
-LONGEST_FILE = 400
+LONGEST_FILE = 350
 LONGEST_FUNCTION = 60
 ALLOWED = {  # what a room may import of this house
     "queueing": {"queueing"},

@@ -21,20 +21,15 @@ from tiny_image import ImageJob, TinyImagePipeline
 from pipelines.text import TextPipeline
 from queueing.clock import VirtualClock
 from queueing.engine import Engine
+from queueing.messages import Call, Cancel, End, Load, Park, Start
 from queueing.work import (
     Advance,
-    Call,
-    Cancel,
     Card,
-    End,
-    Load,
-    Park,
     Pipeline,
     Policy,
     Reason,
     Request,
     Row,
-    Start,
     Status,
     Tell,
     Work,
