@@ -15,7 +15,7 @@ import torch
 from kernels.reference import Span
 from pipelines import models
 from pipelines.chat import ChatJob
-from pipelines.device import choose_device, choose_dtype, guarded, memory_for_rows
+from pipelines.device import choose_device, choose_dtype, guarded, memory_for_rows, spare_cores
 from pipelines.packed import PackedModel
 from pipelines.paging import PageTables
 from pipelines.ride import Ride, TextState, Words
@@ -34,7 +34,7 @@ class TextPipeline:
         | None = None,  # a folder or a name on the Hub; else CARPOOL_CHAT_MODEL, else the default
         device: str = "auto",
         dtype: str = "auto",
-        threads: int | None = None,  # of torch on a host; None means one per core
+        threads: int | None = None,  # of torch on a host; None leaves one core to the page
         memory_bytes: int | None = None,  # for keys and values; None means a share of what there is
         page: int = 16,  # tokens
     ) -> None:
@@ -59,7 +59,7 @@ class TextPipeline:
         device = choose_device(self._device)
         dtype = choose_dtype(device, self._dtype)
         if device.type == "cpu":
-            torch.set_num_threads(self._threads or os.cpu_count() or 1)
+            torch.set_num_threads(self._threads or spare_cores())
         found = models.find(self._wanted, "chat", lambda fraction, text: tell(0.8 * fraction, text))
         tell(0.8, f"Loading {found.name}")
         packed = guarded(lambda: PackedModel.load(found.folder, device, dtype, self._page))

@@ -38,8 +38,6 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 HEADER = struct.Struct("!I")
 HANG_SECONDS = 60.0  # a call may take this long at least
 HANG_FACTOR = 20.0  # and this many times what was predicted
-# Threads of a math library that wait for work must not spin on cores that the page shares.
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 LEAVE_SECONDS = 2.0  # to end by itself before it is killed
 
 
@@ -135,7 +133,7 @@ async def _spawn(descriptor: int) -> asyncio.subprocess.Process:
         "queueing.process",
         str(descriptor),
         pass_fds=(descriptor,),
-        env={**WAITING, **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from tests.benchmarks.idle import ROOT, free_port
+from tests.benchmarks.idle import ROOT, free_port, used
 
 TOKENS = 48
 ANIMALS = (
@@ -139,12 +139,14 @@ def measure(page: Page, callers: list[Caller]) -> None:
         caller.ask()
         alone.append(caller.answer())
     one = TOKENS * len(callers) / (time.monotonic() - began)
-    before = len(page.calls())
+    before, spent = len(page.calls()), processors(page, callers)
     began = time.monotonic()
     for caller in callers:
         caller.ask()
     together = [caller.answer() for caller in callers]
-    every = TOKENS * len(callers) / (time.monotonic() - began)
+    took = time.monotonic() - began
+    every = TOKENS * len(callers) / took
+    spent = [now - then for now, then in zip(processors(page, callers), spent, strict=True)]
     calls = page.calls()[before:]
     decode = [call for call in calls if call["units"] == call["rows"] * call["forwards"]]
     equal = sum(a["text"] == b["text"] for a, b in zip(alone, together, strict=True))
@@ -156,9 +158,18 @@ def measure(page: Page, callers: list[Caller]) -> None:
     write(f"| ratio | {every / one:.2f} |\n")
     write(f"| rows a decode call, mean | {statistics.mean(c['rows'] for c in decode):.1f} |\n")
     write(f"| device calls, seconds | {len(calls)}, {sum(c['seconds'] for c in calls):.1f} |\n")
+    parts = " + ".join(f"{part:.1f}" for part in spent)
+    write(f"| processor seconds of page + worker + clients, in {took:.1f} s | {parts} |\n")
     first = statistics.median(a["first"] for a in together)
     write(f"| first words, median s alone, together | {alone[0]['first']:.2f}, {first:.2f} |\n")
     write(f"| answers equal to those alone | {equal} of {len(callers)} |\n")
+
+
+def processors(page: Page, callers: list[Caller]) -> list[float]:
+    """Processor seconds so far of the page, its worker, and all clients."""
+    whole = used(psutil.Process(page.process.pid))
+    own = sum(psutil.Process(page.process.pid).cpu_times()[:2])
+    return [own, whole - own, sum(used(psutil.Process(c.process.pid)) for c in callers)]
 
 
 def main(clients: int = 16) -> None:
