@@ -33,14 +33,14 @@ class TextPipeline:
         model: str
         | None = None,  # a folder or a name on the Hub; else CARPOOL_CHAT_MODEL, else the default
         device: str = "auto",
-        dtype: str = "auto",
+        dtype: str | None = None,  # else CARPOOL_DTYPE, else what the hardware computes in
         threads: int | None = None,  # of torch on a host; None leaves one core to the page
         memory_bytes: int | None = None,  # for keys and values; None means a share of what there is
         page: int = 16,  # tokens
     ) -> None:
         self._wanted = model or os.environ.get("CARPOOL_CHAT_MODEL") or None
         self._device = device
-        self._dtype = dtype
+        self._dtype = dtype or os.environ.get("CARPOOL_DTYPE") or "auto"
         self._threads = threads
         self._memory = memory_bytes
         self._page = page

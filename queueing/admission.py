@@ -161,11 +161,11 @@ class Admission:
         station = self._stations[worker]
         read = [ticket for ticket in station.tickets.values() if ticket.number <= station.seen]
         inside = station.calling or frozenset(ticket.request.id for ticket in read)
-        for ticket in list(station.tickets.values()):
-            self._starter.give_back(station, ticket)
-            if ticket.stream.status.terminal:
-                self._close(ticket)
-            elif ticket.alone and ticket.request.id in inside:
+        for id in list(station.tickets):
+            ticket = self._off(station, id)
+            if ticket is None:
+                continue
+            if ticket.alone and ticket.request.id in inside:
                 error = WorkerLost("The worker died while it ran this request alone.")
                 self._finish(ticket, Status.FAILED, error)
             elif ticket.request.id in inside and ticket in read:
@@ -285,27 +285,28 @@ class Admission:
 
     def _parked(self, station: Station, id: str, marks: list[object]) -> None:
         """A row gave its place up: it waits at the front of its session."""
-        ticket = station.tickets.get(id)
-        if ticket is None:
-            return
-        self._starter.give_back(station, ticket)
-        if ticket.stream.status.terminal:
-            self._close(ticket)
-        else:
+        ticket = self._off(station, id)
+        if ticket is not None:
             ticket.marks = marks
             self._starter.rest(ticket, Status.PARKED)
             self.metrics.parked += 1
             self.queue.push(ticket, front=True)
 
     def _ended(self, station: Station, id: str, end: End) -> None:
+        ticket = self._off(station, id)
+        if ticket is not None:
+            self._finish(ticket, end.status, end.error)
+
+    def _off(self, station: Station, id: str) -> Ticket | None:
+        """The ticket of a row that is closed; None when it was over for its caller before."""
         ticket = station.tickets.get(id)
         if ticket is None:
-            return
+            return None
         self._starter.give_back(station, ticket)
-        if ticket.stream.status.terminal:
-            self._close(ticket)
-        else:
-            self._finish(ticket, end.status, end.error)
+        if not ticket.stream.status.terminal:
+            return ticket
+        self._close(ticket)
+        return None
 
     def _leave(self, id: str, status: Status, error: CarpoolError) -> bool:
         """End a request for its caller, wherever it is."""

@@ -36,7 +36,7 @@ def blocked() -> list[str]:
     return [*HEAVY, "kernels", *ours]
 
 
-def run(modules: list[str], more: str = "") -> None:
+def must_run(modules: list[str], more: str = "") -> None:
     """Import modules, and do more, where nothing heavy can be had."""
     program = (
         f"import importlib, sys\nsys.modules.update(dict.fromkeys({blocked()}))\n"
@@ -54,15 +54,15 @@ def run(modules: list[str], more: str = "") -> None:
 
 
 def test_the_whole_queue_imports_and_simulates_without_torch_and_gradio() -> None:
-    run(list(house("queueing")), SIMULATE)
+    must_run(list(house("queueing")), SIMULATE)
 
 
 @pytest.mark.parametrize("name", ["pipelines", "pipelines.fronts", "pipelines.fake"])
 def test_the_app_side_of_the_pipelines_needs_nothing_heavy(name: str) -> None:
-    run([name])
+    must_run([name])
 
 
 def test_what_needs_torch_is_known_and_really_blocked() -> None:
     assert "pipelines.text" in blocked()
     with pytest.raises(AssertionError, match="import of pipelines.text halted"):
-        run(["pipelines.text"])
+        must_run(["pipelines.text"])

@@ -129,3 +129,21 @@ def test_the_queue_runs_where_torch_and_gradio_cannot_be_imported() -> None:
     code = f"{block}\nimport importlib\n[importlib.import_module(name) for name in {names}]"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+SAYS = re.compile(r"\bassert\b|pytest\.raises|\bexpect\(|\.verdict\(\)|\bstatus\(|\bmust_run\(")
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """Every test function with its text."""
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if node.name.startswith("test_"):
+                    yield f"{path.name}::{node.name}", ast.get_source_segment(text, node) or ""
+
+
+def test_every_test_asserts_something() -> None:
+    silent = [name for name, text in written() if not SAYS.search(text.split(":\n", 1)[1])]
+    assert silent == []
