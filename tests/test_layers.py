@@ -131,7 +131,9 @@ def test_the_queue_runs_where_torch_and_gradio_cannot_be_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
-SAYS = re.compile(r"\bassert\b|pytest\.raises|\bexpect\(|\.verdict\(\)|\bstatus\(|\bmust_run\(")
+SAYS = re.compile(
+    r"\bassert\b|pytest\.raises|assert_close|assert_same|\bexpect\(|\.verdict\(\)|\bstatus\(|\bmust_run\("
+)
 
 
 def written() -> Iterator[tuple[str, str]]:
