@@ -34,7 +34,6 @@ from pipelines import TASKS, Task, factory
 from pipelines.cache import root
 from pipelines.fronts import check_settings
 from pipelines.talk import SAMPLING, begun, drawn, payload, said, seed_of, spoken, stops_of, summary
-from queueing.admission import TaskState
 from queueing.desk import BEAT, Caller, Desk, Phase, Service, View
 from queueing.dispatcher import Dispatcher
 from queueing.limits import Limits
@@ -42,7 +41,7 @@ from queueing.payload import BodyLimit, shaped
 from queueing.people import Person, Signer, secret
 from queueing.process import ProcessWorker
 from queueing.settings import Settings
-from queueing.work import Invalid
+from queueing.work import Invalid, TaskState
 
 logger = logging.getLogger("carpool")
 ASSETS = Path(__file__).parent / "assets"

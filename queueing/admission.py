@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from queueing.clock import Clock
 from queueing.costs import Costs
@@ -37,7 +37,6 @@ from queueing.station import Station
 from queueing.stream import Stream
 from queueing.work import (
     Cancelled,
-    Card,
     CarpoolError,
     Expired,
     Full,
@@ -46,18 +45,9 @@ from queueing.work import (
     Reason,
     Request,
     Status,
+    TaskState,
     WorkerLost,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TaskState:
-    """A model as the application sees it; `card` is None until it has been loaded."""
-
-    card: Card | None = None
-    fraction: float = 0.0
-    text: str = "The worker is starting."
-    error: str = ""
 
 
 class Admission:
@@ -87,9 +77,14 @@ class Admission:
     # Callers
 
     def submit(self, request: Request, capped: bool, cancel: Callable[[], None]) -> Stream:
-        """Queue a checked request with its id and session; raises Full."""
+        """Queue a checked request with its id and session; raises Full.
+
+        One that does not say otherwise has the class of its task's policy.
+        """
         now = self._clock()
         policy = self.policies[request.task]
+        if request.priority is Priority.STANDARD:
+            request = replace(request, priority=policy.priority)
         weight = max(work.weight for work in request.plan)
         if weight > policy.rows:
             raise Full(f"It needs {weight:.0f} rows of a batch and the limit is {policy.rows}.")

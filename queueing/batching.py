@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from queueing.costs import Costs, MemoryCaps
-from queueing.fairqueue import Floor
+from queueing.ledger import Floor
 from queueing.work import Key, Policy, Priority, Reason, Row, Work
 
 QUANTUM = 0.2  # seconds a lane keeps the device while another waits

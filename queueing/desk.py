@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from queueing.admission import TaskState
 from queueing.dispatcher import Dispatcher
 from queueing.forecast import Place
 from queueing.people import Person
 from queueing.stream import Stream
-from queueing.work import Front, Full, Invalid, Status
+from queueing.work import Front, Full, Invalid, Status, TaskState
 
 BEAT = 0.9  # seconds: at least one View in each, because only a yield notices a caller that left
 PACE = 1 / 12  # seconds between two Views of one ride, longer when many ride

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from queueing.admission import Admission, TaskState
+from queueing.admission import Admission
 from queueing.clock import Clock, monotonic
 from queueing.forecast import Place
 from queueing.limits import Limits
@@ -22,6 +22,7 @@ from queueing.stream import Stream
 from queueing.work import (
     Policy,
     Request,
+    TaskState,
     WorkerLost,
 )
 from queueing.worker import Worker

@@ -14,33 +14,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
 
-from queueing.ledger import Ledger
+from queueing.ledger import Floor, Ledger
 from queueing.stream import Stream
 from queueing.work import Mark, Priority, Request
 
-FLOOR = 0.05  # share of device-seconds that background gets while others wait
 PASSES = 8  # how often a request that does not fit may be overtaken before room is held for it
 SCAN = 64  # requests looked at in one pull
-
-
-@dataclass(slots=True)
-class Floor:
-    """The share of device-seconds that background is owed while others keep it waiting."""
-
-    credit: float = 0.0  # seconds owed
-    cost: float = 0.0  # seconds of the last background call
-
-    def ran(self, seconds: float, background: bool, waits: bool) -> None:
-        """Somebody was served; `waits` says whether background was kept waiting by it."""
-        if background:
-            self.credit, self.cost = max(self.credit - seconds, 0.0), seconds
-        elif waits:
-            self.credit += FLOOR * seconds
-
-    @property
-    def owed(self) -> bool:
-        """Enough has come together for another call like the last."""
-        return self.credit > 0 and self.credit >= self.cost
 
 
 class Fit(Enum):

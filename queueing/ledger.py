@@ -11,6 +11,7 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
 
+FLOOR = 0.05  # share of device-seconds that background gets while others wait
 REMEMBERED = 10_000  # idle sessions whose debt is kept
 
 
@@ -106,3 +107,23 @@ class Ledger:
         self._debts[session] = served
         if len(self._debts) > REMEMBERED:
             self._debts.popitem(last=False)
+
+
+@dataclass(slots=True)
+class Floor:
+    """The share of device-seconds that background is owed while others keep it waiting."""
+
+    credit: float = 0.0  # seconds owed
+    cost: float = 0.0  # seconds of the last background call
+
+    def ran(self, seconds: float, background: bool, waits: bool) -> None:
+        """Somebody was served; `waits` says whether background was kept waiting by it."""
+        if background:
+            self.credit, self.cost = max(self.credit - seconds, 0.0), seconds
+        elif waits:
+            self.credit += FLOOR * seconds
+
+    @property
+    def owed(self) -> bool:
+        """Enough has come together for another call like the last."""
+        return self.credit > 0 and self.credit >= self.cost

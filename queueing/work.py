@@ -232,6 +232,16 @@ class Card:
 
 
 @message
+class TaskState:
+    """A model as the application sees it; `card` is None until it has been loaded."""
+
+    card: Card | None = None
+    fraction: float = 0.0
+    text: str = "The worker is starting."
+    error: str = ""
+
+
+@message
 class Room:
     """The credit for the next Start, per task; a bytes of None means no limit."""
 

@@ -216,6 +216,17 @@ def test_background_leaves_one_row_free_and_yields_its_rows():
     assert {stream.status for stream in low} == {Status.FINISHED}
 
 
+def test_a_request_takes_its_class_from_the_policy_unless_it_says_otherwise():
+    simulation = world({"chat": Policy(rows=4, priority=Priority.INTERACTIVE)}, Limits())
+    streams = [
+        submit(simulation, LONG, f"p{i}", priority=priority)
+        for i, priority in enumerate([Priority.STANDARD, Priority.BACKGROUND])
+    ]
+    tickets = {ticket.stream: ticket for ticket in simulation.admission.queue.tickets()}
+    classes = [tickets[stream].request.priority for stream in streams]
+    assert classes == [Priority.INTERACTIVE, Priority.BACKGROUND]
+
+
 def test_a_start_that_was_never_read_is_no_death():
     simulation = chat()
     stream = submit(simulation, FakeJob(Kind.STREAM, 2, 4), "one")
