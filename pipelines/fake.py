@@ -20,6 +20,7 @@ from pipelines.fronts import check_settings
 from queueing.work import (
     Advance,
     Card,
+    CarpoolError,
     Invalid,
     Key,
     Mark,
@@ -101,6 +102,7 @@ class FakePipeline:
         load: float = 0.0,
         memory: int = 0,
         out_of_memory_at: float = 0.0,
+        needs: str = "",
         spend: Callable[[float], None] = time.sleep,
         crash: Callable[[], None] = lambda: os._exit(13),
     ) -> None:
@@ -111,6 +113,7 @@ class FakePipeline:
         self._load = load
         self._memory = memory  # units there are; 0 for no limit
         self._out_of_memory_at = out_of_memory_at  # weighted rows; 0 for never
+        self._needs = needs  # a file without which it does not load
         self._spend = spend
         self._crash = crash
 
@@ -118,6 +121,8 @@ class FakePipeline:
         return self.compiled
 
     def load(self, tell: Tell) -> Card:
+        if self._needs and not os.path.exists(self._needs):
+            raise CarpoolError(f"There is no {self._needs}.")
         for part in range(4):
             tell(part / 4, "Pretending to load a model")
             self._spend(self._load / 4)

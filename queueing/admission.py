@@ -104,11 +104,11 @@ class Admission:
         self.fill()
         return stream
 
-    def cancel(self, id: str) -> bool:
+    def cancel(self, id: str, why: str = "Stopped") -> bool:
         """End a request for its caller now; its row closes at the next boundary. False when it is
         over.
         """
-        return self._leave(id, Status.CANCELLED, Cancelled("The request was cancelled."))
+        return self._leave(id, Status.CANCELLED, Cancelled(why))
 
     def inside(self) -> list[str]:
         """Ids of all requests that wait or run."""

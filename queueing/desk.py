@@ -126,6 +126,7 @@ class Desk:
     async def _views(self, ride: Ride, task: str, payload: Any) -> AsyncIterator[View]:
         service = self._services[task]
         service.judge(payload)
+        self.dispatcher.reload(task)
         state = self.dispatcher.state(task)
         while state.card is None and not ride.stopped:
             if state.error:
@@ -164,7 +165,7 @@ class Desk:
             line = self._services[task].summary(stream.result, took, ran)
             return View(Phase.FINISHED, line, stream.text)
         if stream.status is Status.CANCELLED:
-            return View(Phase.STOPPED, "Stopped", stream.text)
+            return View(Phase.STOPPED, str(stream.error), stream.text)
         return View(Phase.FAILED, str(stream.error or stream.status), stream.text)
 
     def _pace(self) -> float:

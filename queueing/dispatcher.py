@@ -65,7 +65,7 @@ class Dispatcher:
         """End every request and every worker."""
         self._closing.set()
         for id in self._admission.inside():
-            self._admission.cancel(id)
+            self._admission.cancel(id, "The server is going down; please try again in a minute")
         if self._expiry is not None:
             self._expiry.cancel()
         await asyncio.gather(*(worker.stop() for worker in self._workers if worker is not None))
@@ -90,6 +90,13 @@ class Dispatcher:
     def state(self, task: str) -> TaskState:
         """Whether the task's model is there, and if not what is being done about it."""
         return self._admission.states[task]
+
+    def reload(self, task: str) -> None:
+        """Try again to load a model that could not be loaded."""
+        if self.state(task).error:
+            self._admission.states[task] = TaskState(text="Trying again.")
+            for index in range(len(self._workers)):
+                self._send(index, Load(task))
 
     async def loaded(self, task: str, seconds: float) -> TaskState:
         """The state after its next change, or after so many seconds; at once when it is

@@ -153,7 +153,7 @@ class Engine:
         now = self._clock()
         for row in list(self._rows.values()):
             if row.cancelled:
-                self._end(row, Status.CANCELLED, Cancelled("The request was cancelled."))
+                self._end(row, Status.CANCELLED, Cancelled("Stopped"))
             elif now > row.deadline:
                 self._end(row, Status.EXPIRED, Expired("The time limit passed while it ran."))
 
@@ -250,7 +250,7 @@ class Engine:
         for row, result in zip(batch.rows, results, strict=True):
             row.blame = 0.0
             if row.cancelled:
-                self._end(row, Status.CANCELLED, Cancelled("The request was cancelled."))
+                self._end(row, Status.CANCELLED, Cancelled("Stopped"))
             elif isinstance(result, Exception):
                 self._end(row, Status.FAILED, told(result))
             elif result.units < 1:

@@ -225,3 +225,24 @@ async def test_ids_cannot_be_guessed():
         ids = {it.submit(FakeJob(Kind.SINGLE)).id for _ in range(50)}
         assert len(ids) == 50
         assert all(len(id) >= 20 for id in ids)
+
+
+async def test_a_model_that_could_not_be_loaded_is_tried_again_when_somebody_asks(tmp_path):
+    flag = tmp_path / "there"
+    async with room(ThreadWorker, needs=str(flag)) as it:
+        while not (state := await it.dispatcher.loaded("chat", 5.0)).error:
+            assert state.card is None
+        assert "There is no" in state.error
+        flag.touch()
+        it.dispatcher.reload("chat")
+        await it.up()
+        assert await ended(it.submit(FakeJob(Kind.STREAM, 2, 3))) == [Status.FINISHED]
+
+
+async def test_whoever_is_cut_off_by_a_shutdown_is_told_so():
+    made = Room(ThreadWorker)
+    await made.dispatcher.start()
+    stream = made.submit(FakeJob(Kind.STREAM, 8, 10_000))
+    await until(stream, lambda stream: bool(stream.text))
+    await made.dispatcher.close()
+    assert "going down" in str(stream.error)
