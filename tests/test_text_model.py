@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from text_driver import Driver, alone
 
 from pipelines.fronts import ChatFront
@@ -65,3 +66,28 @@ def test_the_card_tells_what_a_front_needs(chat: tuple[TextPipeline, Card]) -> N
     assert card.bytes_per_unit == 2 * 30 * 3 * 64 * 4
     assert card.details["licence"] == "Apache-2.0"
     assert card.details["dtype"] == "float32"
+
+
+def test_greedy_answers_are_those_of_transformers(chat: tuple[TextPipeline, Card]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    pipeline, card = chat
+    model = AutoModelForCausalLM.from_pretrained(card.details["folder"], dtype=torch.float32)
+    driver = Driver(pipeline)
+    asked = [ask(card, text, max_tokens=20) for text in ("Tell me of a whale.", "What is rain?")]
+    for request in asked:
+        driver.add(request)
+    driver.finish(chunk=7, serial=3)
+    for place, request in enumerate(asked):
+        prompt = torch.tensor([request.payload.prompt])
+        with torch.inference_mode():
+            wanted = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=20,
+                do_sample=False,
+                repetition_penalty=1.0,
+            )
+        answer = tuple(wanted[0, prompt.shape[1] :].tolist())
+        assert driver.marks[place] == answer[: len(driver.marks[place])]
+        assert len(driver.marks[place]) >= 10
