@@ -11,8 +11,8 @@ import html
 import json
 import logging
 import os
+import queue
 import signal
-import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -334,13 +334,14 @@ def main() -> None:
     # Gradio sums up every event with pandas for a monitoring page that is off here.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "1")
-    stop = threading.Event()
+    # A second signal may interrupt the first: a put survives that, an Event's set waits for ever.
+    stop: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: stop.put(number))
     door = Door(settings)
     page = ChatPage(door)
     launch(door, page, settings)
-    stop.wait()
+    stop.get()
     door.close()
     page.blocks.close(verbose=False)
 

@@ -50,7 +50,7 @@ def begun(data: Any, talk: list[Message], message: str) -> tuple[list[Message], 
     index = index[0] if isinstance(index, list) and index else index
     value = data.get("value") if isinstance(data, dict) else None
     if not isinstance(index, int):  # sent
-        return talk, message
+        return talk, message if isinstance(message, str) else ""
     if not talk:  # an example: they are shown while nothing has been said
         return [], _text(value)
     before, again = asked(talk, index)

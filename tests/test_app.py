@@ -200,6 +200,7 @@ PAGE_EVENTS: list[tuple[list[Any], Any]] = [
     (["Hi"], [1]),
     (["Hi", "no conversation"], None),
     (["Hi", [{"role": "user"}]], None),
+    ([None, None, None], None),
     ([None, None, {}, 7, None, None, None, None, None, None, None], {"index": -5}),
 ]
 
@@ -271,14 +272,15 @@ def test_the_page_is_up_while_the_model_loads_and_messages_wait_for_it(launch: L
     assert app.stop() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_nothing_outlives_the_application(launch: Launch, number: int) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], 3 * [signal.SIGTERM]])
+def test_nothing_outlives_the_application(launch: Launch, numbers: list[int]) -> None:
     app = launch()
     join(app, "tab-open", max_tokens=LONG)
     Client(app.url, verbose=False).predict("Hi", max_tokens=2, api_name="/chat")
     family = app.family()
     assert len(family) >= 2
-    app.process.send_signal(number)
+    for number in numbers:
+        app.process.send_signal(number)
     assert psutil.wait_procs(family, timeout=20)[1] == []
     assert app.process.wait(1) == 0
 
