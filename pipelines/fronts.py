@@ -23,7 +23,7 @@ PER_TOKEN = 16  # characters that a token has at most in any text a person would
 STOPS = 8
 STOP_CHARACTERS = 64
 HOTTEST = 2.0
-PENALTY = 10.0
+PENALTY = 0.1, 10.0  # far below the least, scores overflow
 ANSWER = 512  # tokens of an answer when nobody says
 SEED_LOW, SEED_HIGH = -(1 << 63), (1 << 64) - 1
 
@@ -91,7 +91,7 @@ def check_settings(payload: Any, context: int = 1 << 24) -> Settings:
         temperature=_number("temperature", payload, 1.0, 0.0, HOTTEST),
         top_p=_number("top_p", payload, 1.0, 0.0, 1.0, above=True),
         top_k=_whole("top_k", payload, 0, 0, 1 << 24),
-        repetition_penalty=_number("repetition_penalty", payload, 1.0, 0.0, PENALTY, above=True),
+        repetition_penalty=_number("repetition_penalty", payload, 1.0, *PENALTY),
         seed=_whole("seed", {"seed": seed}, 0, SEED_LOW, SEED_HIGH),
         stop=_stops(payload.get("stop")),
     )

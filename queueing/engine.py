@@ -284,7 +284,6 @@ class Engine:
         for row, count in zip(rows, units, strict=True):
             share = seconds * count / total if total else seconds / len(rows)
             session = row.request.session
-            row.seconds += share
             self._draft.seconds[row.request.id] = share
             self._served[session] = self._served.get(session, 0.0) + share / row.request.pace
 

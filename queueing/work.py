@@ -202,7 +202,6 @@ class Row:
     work: Work | None = None
     cancelled: bool = False
     computed: int = 0  # units committed since it was opened
-    seconds: float = 0.0  # device-seconds of the calls it rode since it was opened
     blame: float = 0.0  # device-seconds of failed calls it may have caused
 
 
