@@ -154,21 +154,26 @@ class Admission:
     def lost(self, worker: int) -> None:
         """A worker is gone: what it ran continues elsewhere from its marks, suspects alone."""
         station = self._stations[worker]
-        read = [ticket for ticket in station.tickets.values() if ticket.number <= station.seen]
-        inside = station.calling or frozenset(ticket.request.id for ticket in read)
+        calling = station.calling or frozenset()
+        read = {
+            id
+            for id, ticket in station.tickets.items()
+            if ticket.number <= station.seen or id in calling
+        }
+        inside = calling or read
         for id in list(station.tickets):
             ticket = self._off(station, id)
             if ticket is None:
                 continue
-            if ticket.alone and ticket.request.id in inside:
+            if ticket.alone and id in inside:
                 error = WorkerLost("The worker died while it ran this request alone.")
                 self._finish(ticket, Status.FAILED, error)
-            elif ticket.request.id in inside and ticket in read:
+            elif id in inside:
                 ticket.alone, ticket.hurdle = True, ticket.calls
                 self._starter.rest(ticket, Status.PARKED)
                 station.suspects.append(ticket)
             else:
-                self._starter.rest(ticket, Status.PARKED if ticket in read else Status.WAITING)
+                self._starter.rest(ticket, Status.PARKED if id in read else Status.WAITING)
                 self.queue.push(ticket, front=True)
         station.alive, station.calling, station.room = False, None, {}
         station.promised.clear()

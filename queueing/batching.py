@@ -20,12 +20,12 @@ QUANTUM = 0.2  # seconds a lane keeps the device while another waits
 QUIET = 0.05  # seconds at most that background waits for others to come back, or one call's length
 STRIDE = 0.01  # seconds of consecutive forwards worth one report, when no other lane waits
 SHARE = 0.5  # of a latency target that divisible work gets at least, however much rides beside it
+AGE = 0.001  # seconds of waiting that everybody is credited with
 BURST = 0.02  # share of a call's seconds that it may be held back while a burst arrives
 BURST_GAP = (0.0005, 0.002)  # seconds since the last arrival, not worth a timer below, not longer
 BURST_LENGTH = 5  # such gaps in all
 
 Lane: TypeAlias = tuple[str, Key]
-Rank: TypeAlias = tuple[float, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +120,21 @@ class Batcher:
         if not rows:
             return None
         behind = [row for row in rows if row.request.priority is Priority.BACKGROUND]
-        ahead = [row for row in rows if row.request.priority is not Priority.BACKGROUND]
         self._waits = bool(behind)
         owed = self._waits and self._floor.owed
-        pool = behind if owed or not ahead else ahead
-        ranks = {row.request.id: _rank(row, served) for row in rows}
-        lanes: dict[Lane, list[Row]] = {}
-        for row in sorted(pool, key=lambda row: ranks[row.request.id]):
+        background = owed or len(behind) == len(rows)
+        pool = behind if background else rows
+        if behind and not background:
+            pool = [row for row in rows if row.request.priority is not Priority.BACKGROUND]
+        lanes: dict[Lane, list[Row]] = {}  # in order of their best rows
+        for row in sorted(pool, key=lambda row: _rank(row, served)):
             lanes.setdefault((row.request.task, _work(row).key), []).append(row)
-        lane = self._pick(lanes, ranks, now)
-        batch = self._fill(lane, lanes[lane], len(lanes) == 1, now)
-        until = self._yield(batch) if pool is behind and not owed else self._hold(batch, now)
+        lane = self._pick(lanes, now)
+        ordered = _shortest_first(lanes[lane], served, now)
+        batch = self._fill(lane, ordered, len(lanes) == 1, now)
+        until = self._yield(batch) if background and not owed else self._hold(batch, now)
         if until > now:
-            self._held = pool is ahead
+            self._held = not background
             return Wait(until)
         if self._held and batch.reason is Reason.IDLE:
             batch = replace(batch, reason=Reason.BURST_OVER)
@@ -143,16 +145,16 @@ class Batcher:
         """Predicted seconds of a call."""
         return self._costs.seconds(batch.lane, batch.forwards, batch.weight, batch.units)
 
-    def _pick(self, lanes: Mapping[Lane, list[Row]], ranks: Mapping[str, Rank], now: float) -> Lane:
+    def _pick(self, lanes: Mapping[Lane, list[Row]], now: float) -> Lane:
         """The lane that has the device keeps it for a quantum, unless a higher class waits
         elsewhere.
         """
-        current = self._lane
-        if current is not None and current in lanes and now - self._since < QUANTUM:
+        current, best = self._lane, next(iter(lanes))
+        young = now - self._since < QUANTUM
+        if current is not None and current != best and current in lanes and young:
             mine = min(row.request.priority for row in lanes[current])
             if all(row.request.priority >= mine for lane in lanes.values() for row in lane):
                 return current
-        best = min(lanes, key=lambda lane: ranks[lanes[lane][0].request.id])
         if best != current or now - self._since >= QUANTUM:
             self._lane, self._since = best, now
         return best
@@ -218,22 +220,25 @@ class Batcher:
         those for whom none is left wait for the next call.
         """
         policy = self._policies[lane[0]]
-        fixed = [_work(row) for row in rows if not _divisible(row)]
-        weight = sum(work.weight for work in fixed)
-        load = sum(work.weight * work.least for work in fixed)
+        works = [_work(row) for row in rows]
+        fixed = [work for work in works if not work.divisible]
+        weight = sum([work.weight for work in fixed])
+        load = sum([work.weight * work.least for work in fixed])
+        stride = 1
+        if alone and all(work.serial for work in works):
+            forward = self._costs.seconds(lane, 1, weight, load)
+            stride = max(int(min(STRIDE, limit) / max(forward, 1e-9)), 1)
+        if len(fixed) == len(rows):
+            grants = [min(work.most, max(work.least, stride)) for work in works]
+            return Batch.of(rows, grants, reason)
         timed = Reason.BUDGET if limit == policy.target else Reason.DEADLINE
         most = self._units(lane, weight, load, limit)
         memory = self._caps.limit(lane)
         bound, why = min((policy.units, Reason.FULL), (memory, Reason.MEMORY), (most, timed))
-        stride = 1
-        if alone and all(_work(row).serial for row in rows):
-            forward = self._costs.seconds(lane, 1, weight, load)
-            stride = max(int(min(STRIDE, limit) / max(forward, 1e-9)), 1)
         kept, grants, room, first = list[Row](), list[int](), bound - load, True
-        for row in rows:
-            work = _work(row)
-            grant = min(work.most, max(work.least, stride))
-            if _divisible(row):
+        for row, work in zip(rows, works, strict=True):
+            grant = work.least
+            if work.divisible:
                 grant = int(min(work.most, max(room, 0) / work.weight))
                 if grant < work.most and reason is Reason.IDLE:
                     reason = why
@@ -266,12 +271,12 @@ class Batcher:
         policy = self._policies[batch.lane[0]]
         if batch.reason is not Reason.IDLE or batch.weight >= policy.rows:
             return now
-        if not all(row.request.single for row in batch.rows):
+        arrivals = [row.arrived for row in batch.rows if row.request.single]
+        if len(arrivals) < len(batch.rows):
             return now
-        first = min(row.arrived for row in batch.rows)
-        last = max(row.arrived for row in batch.rows)
         gap = min(BURST_GAP[1], BURST * self.seconds(batch))
         gap = gap if gap >= BURST_GAP[0] else 0.0
+        first, last = min(arrivals), max(arrivals)
         return max(min(last + gap, first + BURST_LENGTH * gap), first + policy.wait)
 
 
@@ -281,10 +286,21 @@ def _work(row: Row) -> Work:
     return row.work
 
 
-def _divisible(row: Row) -> bool:
-    work = _work(row)
-    return work.most > work.least and not work.serial
-
-
-def _rank(row: Row, served: Mapping[str, float]) -> Rank:
+def _rank(row: Row, served: Mapping[str, float]) -> tuple[float, int, int]:
     return served.get(row.request.session, 0.0), row.request.priority, row.order
+
+
+def _shortest_first(rows: list[Row], served: Mapping[str, float], now: float) -> list[Row]:
+    """Ranked rows of a lane with each session's divisible work by what is left of it over how long
+    it has waited, as in highest response ratio next (Brinch Hansen, 1971): a short question passes
+    the long prompt that the same person sent before it.
+    """
+    if not any(_work(row).divisible for row in rows):
+        return rows
+
+    def rank(row: Row) -> tuple[float, int, float, int]:
+        number, priority, order = _rank(row, served)
+        left = _work(row).most / max(now - row.arrived, AGE) if _work(row).divisible else 0.0
+        return number, priority, left, order
+
+    return sorted(rows, key=rank)

@@ -170,12 +170,13 @@ class Engine:
 
     def _open(self) -> None:
         for row in [row for row in self._rows.values() if not row.opened]:
-            state = ask(self._models.pipeline(row).open, row.request, row.mark)
+            pipeline = self._models.pipeline(row)
+            state = ask(pipeline.open, row.request, row.mark)
             if isinstance(state, Exception):
                 self._end(row, Status.FAILED, told(state))
             else:
                 row.state, row.opened, row.mark = state, True, None
-                self._advance(row)
+                self._advance(pipeline, row)
 
     def _next(self) -> Batch | None:
         """The next call with its memory reserved, or None."""
@@ -236,17 +237,17 @@ class Engine:
         self, batch: Batch, results: Sequence[Advance | Exception], seconds: float
     ) -> tuple[int, float]:
         """Where alone progress moves: take what a step gave; returns forwards and units used."""
-        used = [
-            grant if isinstance(result, Exception) else result.units
-            for result, grant in zip(results, batch.grants, strict=True)
-        ]
-        units = [work.weight * count for work, count in zip(batch.works, used, strict=True)]
-        serial = (count for work, count in zip(batch.works, used, strict=True) if work.serial)
-        forwards = max(max(serial, default=1), 1)
-        self.costs.observe(batch.lane, forwards, batch.weight, sum(units), seconds)
+        used, forwards = [], 1
+        for result, work, grant in zip(results, batch.works, batch.grants, strict=True):
+            count = grant if isinstance(result, Exception) else result.units
+            used.append(work.weight * count)
+            forwards = max(forwards, count) if work.serial else forwards
+        total = sum(used)
+        self.costs.observe(batch.lane, forwards, batch.weight, total, seconds)
         self.caps.passed(batch.lane, batch.load)
         self.caps.passed(open_rows(batch.lane[0]), len(self._rows))
-        self._charge(batch.rows, seconds, units)
+        self._charge(batch.rows, seconds, used)
+        pipeline = self._models[batch.lane[0]].pipeline
         for row, result in zip(batch.rows, results, strict=True):
             row.blame = 0.0
             if row.cancelled:
@@ -256,21 +257,21 @@ class Engine:
             elif result.units < 1:
                 self._end(row, Status.FAILED, CarpoolError("A step made no progress."))
             else:
-                self._accept(row, result)
-        return forwards, sum(units)
+                self._accept(pipeline, row, result)
+        return forwards, total
 
-    def _accept(self, row: Row, advance: Advance) -> None:
+    def _accept(self, pipeline: Pipeline, row: Row, advance: Advance) -> None:
         row.state = advance.state
         row.computed += advance.units
         if advance.output is not None:
             self._draft.outputs[row.request.id] = advance.output
         if advance.mark:
             self._draft.marks[row.request.id] = advance.mark
-        self._advance(row)
+        self._advance(pipeline, row)
 
-    def _advance(self, row: Row) -> None:
+    def _advance(self, pipeline: Pipeline, row: Row) -> None:
         """Ask a row for its next work; none means that it has finished."""
-        work = ask(self._models.pipeline(row).next, row)
+        work = ask(pipeline.next, row)
         if isinstance(work, Exception):
             self._end(row, Status.FAILED, told(work))
         elif work is None:

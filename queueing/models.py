@@ -82,6 +82,7 @@ class Models:
         def tell(fraction: float, text: str) -> None:
             self._tell(Loading(task, fraction, text))
 
+        tell(0.0, "Starting to load")
         card = ask(model.pipeline.load, tell)
         seconds, error = self._clock() - began, ""
         if isinstance(card, Exception):

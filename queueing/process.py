@@ -30,7 +30,7 @@ from queueing.work import (
     Policy,
     WorkerLost,
 )
-from queueing.worker import Factory, Inbox, Receive, build, serve
+from queueing.worker import Factory, Inbox, Outbox, Receive, build, serve
 
 log = logging.getLogger("carpool.process")
 
@@ -77,9 +77,10 @@ class ProcessWorker:
         try:
             while True:
                 (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                message: Up = pickle.loads(await reader.readexactly(size))
-                self._watch(message)
-                receive(message)
+                messages: list[Up] = pickle.loads(await reader.readexactly(size))
+                for message in messages:
+                    self._watch(message)
+                    receive(message)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise WorkerLost(f"The worker process ended with {await self._reap()}.") from error
         finally:
@@ -184,9 +185,10 @@ def main(descriptor: int) -> None:
     if not isinstance(setup, Setup):
         raise TypeError(f"expected Setup, got {type(setup).__name__}. This is a bug.")
     inbox: Inbox = queue.SimpleQueue()
-    engine = Engine(build(setup.factories), setup.policies, monotonic, pipe.send)
+    outbox = Outbox(pipe.send)
+    engine = Engine(build(setup.factories), setup.policies, monotonic, outbox.tell)
     threading.Thread(target=_listen, args=(pipe, inbox, engine), daemon=True).start()
-    serve(engine, inbox, pipe.send, monotonic)
+    serve(engine, inbox, outbox, monotonic)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import importlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from queueing.clock import Clock, monotonic
@@ -58,11 +58,33 @@ def build(factories: Mapping[str, Factory]) -> dict[str, Pipeline]:
     return made
 
 
-def serve(engine: Engine, inbox: Inbox, send: Receive, clock: Clock) -> None:
+class Outbox:
+    """Messages on their way up: what a call gave rides with the news that the next one begins."""
+
+    def __init__(self, send: Callable[[Sequence[Up]], None]) -> None:
+        self._send = send
+        self._held: list[Up] = []
+
+    def hold(self, message: Up) -> None:
+        """Send it with the next message, or at the next flush."""
+        self._held.append(message)
+
+    def tell(self, message: Up) -> None:
+        """Send it now."""
+        self._held.append(message)
+        self.flush()
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            self._send(held)
+
+
+def serve(engine: Engine, inbox: Inbox, outbox: Outbox, clock: Clock) -> None:
     """Run an engine until it is drained: read what came, tick, report; wait when there is
     nothing.
     """
-    send(Ready(engine.room()))
+    outbox.tell(Ready(engine.room()))
     quiet = True
     while not (engine.draining and engine.idle):
         if quiet:
@@ -73,7 +95,10 @@ def serve(engine: Engine, inbox: Inbox, send: Receive, clock: Clock) -> None:
         report = engine.tick()
         quiet = report is None
         if report is not None:
-            send(report)
+            outbox.hold(report)
+        else:
+            outbox.flush()
+    outbox.flush()
 
 
 def _read(engine: Engine, inbox: Inbox, timeout: float | None) -> None:
@@ -104,16 +129,18 @@ class ThreadWorker:
         over: asyncio.Future[Exception | None] = loop.create_future()
         self._over = over
 
-        def send(message: Up) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(receive, message)
+        def send(messages: Sequence[Up]) -> None:
+            for message in messages:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(receive, message)
 
         def work() -> None:
             error: Exception | None = None
             try:
                 pipelines = build(self._factories)
-                self._engine = Engine(pipelines, self._policies, self._clock, send)
-                serve(self._engine, self._inbox, send, self._clock)
+                outbox = Outbox(send)
+                self._engine = Engine(pipelines, self._policies, self._clock, outbox.tell)
+                serve(self._engine, self._inbox, outbox, self._clock)
             except Exception as problem:  # the border of a worker: what gets here is our bug
                 log.exception("the engine failed")
                 error = problem

@@ -142,6 +142,38 @@ def test_prefill_is_divided_by_the_units_of_a_call_and_decodes_ride_along():
     assert bench.statuses() == {"short": Status.FINISHED, "long": Status.FINISHED}
 
 
+def prompts(bench: Bench, sizes: dict[str, int]) -> None:
+    """One person's prompts, in the order in which they came."""
+    for id, size in sizes.items():
+        bench.start(request(id, FakeJob(Kind.STREAM, size, 1), session="one"))
+        bench.tick()
+
+
+def test_a_short_question_passes_the_long_prompt_of_the_same_person():
+    bench = Bench(Policy(rows=8, units=50))
+    prompts(bench, {"long": 2000, "short": 30})
+    bench.run()
+    assert list(bench.ended) == ["short", "long"]
+    assert [("short" in call.ids) for call in bench.calls[:3]] == [False, True, True]
+
+
+def test_prompts_of_one_size_and_person_are_read_one_after_the_other():
+    bench = Bench(Policy(rows=8, units=50))
+    prompts(bench, {"first": 300, "second": 300, "third": 300})
+    bench.run()
+    assert list(bench.ended) == ["first", "second", "third"]
+
+
+def test_short_questions_without_end_do_not_stop_a_long_prompt_of_the_same_person():
+    bench = Bench(Policy(rows=8, units=50))
+    prompts(bench, {"long": 1000})
+    for i in range(200):
+        prompts(bench, {f"short {i}": 50})
+        if "long" in bench.ended:
+            break
+    assert "long" in bench.ended
+
+
 def test_the_latency_target_bounds_a_call_once_costs_are_known():
     bench = Bench(Policy(rows=4, units=10_000, target=0.05), unit=0.001)
     for i in range(6):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -16,14 +17,17 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.fake import FakeJob, Kind, expected
+from pipelines.fake import FakeJob, FakePipeline, Kind, expected
 from queueing import process
+from queueing.clock import monotonic
 from queueing.dispatcher import Dispatcher
+from queueing.engine import Engine
 from queueing.limits import Limits
+from queueing.messages import Calling, Drain, Load, Ready, Report, Start, Up
 from queueing.process import ProcessWorker
 from queueing.stream import Stream
 from queueing.work import Policy, Status, WorkerLost
-from queueing.worker import ThreadWorker, Worker
+from queueing.worker import Inbox, Outbox, ThreadWorker, Worker, serve
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICIES = {"chat": Policy(rows=8)}
@@ -149,6 +153,32 @@ async def test_a_request_that_crashes_its_worker_is_refused_and_nobody_else():
         assert set(await ended(*streams)) == {Status.FINISHED}
         assert await ended(crash) == [Status.FAILED]
         assert isinstance(crash.error, WorkerLost)
+
+
+@pytest.mark.parametrize("kind", [Kind.SINGLE, Kind.STREAM])
+async def test_a_crash_in_a_first_call_counts_as_one(kind):
+    async with room(ProcessWorker) as it:
+        crash = it.submit(replace(FakeJob(kind, 1, 1), crash_at=0))
+        assert await ended(crash) == [Status.FAILED]
+        assert it.dispatcher.metrics.restarts == 2  # in a call, then alone
+
+
+def test_a_report_rides_with_the_news_of_the_next_call_or_goes_when_nothing_follows():
+    sent: list[list[Up]] = []
+    outbox, pipelines = (
+        Outbox(lambda messages: sent.append(list(messages))),
+        {"chat": FakePipeline()},
+    )
+    engine = Engine(pipelines, POLICIES, monotonic, outbox.tell)
+    inbox: Inbox = queue.SimpleQueue()
+    job = FakeJob(Kind.STREAM, 1, 2).request(task="chat", id="r", session="s")
+    for message in (Load("chat"), Start(1, (job,), {}, {"s": 0.0}, {"r": 60.0}), Drain()):
+        inbox.put(message)
+    serve(engine, inbox, outbox, monotonic)
+    kinds = [[type(message) for message in messages] for messages in sent]
+    assert kinds[0] == [Ready]
+    assert kinds[-2:] == [[Report, Calling], [Report]]
+    assert sum(kind is Calling for each in kinds for kind in each) == 3
 
 
 async def test_a_hang_costs_the_worker_and_not_the_application(monkeypatch):
