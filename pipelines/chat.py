@@ -34,6 +34,7 @@ class ChatJob:
 
     prompt: tuple[int, ...]
     settings: Settings
+    public: int = 0  # tokens at its start that are the model's own words, the same for everybody
 
 
 @dataclass(frozen=True, slots=True)

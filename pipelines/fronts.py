@@ -55,7 +55,8 @@ class ChatFront:
         settings = check_settings(payload, context)
         messages: list[dict[str, str]] = payload["messages"]
         _check_length(messages, context)
-        prompt = self._conversation(card.details["folder"]).tokens(messages)
+        conversation = self._conversation(card.details["folder"])
+        prompt = conversation.tokens(messages)
         room = context - len(prompt)
         if room < 1:
             raise Invalid(
@@ -64,7 +65,7 @@ class ChatFront:
             )
         # A limit, not a promise: near the end of the context an answer has what is left.
         settings = settings.limited(room)
-        job = ChatJob(prompt, settings)
+        job = ChatJob(prompt, settings, conversation.public(prompt))
         plan = (Work("text", 1, len(prompt)), Work("text", 1, settings.max_tokens, serial=True))
         return Request(self.task, job, plan, _bytes(len(prompt) + settings.max_tokens, card))
 

@@ -73,6 +73,7 @@ class TextState:
     computed: int
     text: Text
     reason: Reason | None = None
+    cached: int = 0  # tokens that were in pages when it was opened
 
     @classmethod
     def begin(cls, job: ChatJob) -> TextState:
@@ -89,6 +90,14 @@ class TextState:
         """Tokens it may still choose."""
         return self.job.settings.max_tokens - len(self.answer)
 
+    def known(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return self.job.prompt + self.answer.flat()
+
+    def found(self, tokens: int) -> TextState:
+        """The same with its first tokens in pages that were there."""
+        return replace(self, computed=tokens, cached=tokens)
+
     def tokens(self, count: int) -> Sequence[int]:
         """The next `count` tokens to compute."""
         prompt, end = self.job.prompt, self.computed + count
@@ -96,7 +105,7 @@ class TextState:
             return prompt[self.computed : end]
         if count == 1 and self.pending == 1:
             return (self.answer.last(),)
-        return (prompt + self.answer.flat())[self.computed : end]
+        return self.known()[self.computed : end]
 
     def said(self, token: int, words: Words) -> tuple[TextState, str]:
         """With one more token chosen; also the text that came out."""
@@ -172,7 +181,7 @@ class Ride:
         """What the choice of its next token depends on."""
         state = self.state
         settings = state.job.settings
-        seen = () if settings.repetition_penalty == 1 else state.job.prompt + state.answer.flat()
+        seen = () if settings.repetition_penalty == 1 else state.known()
         return Draw(settings, len(state.answer), seen)
 
     def advance(self, count: int, chosen: int | None, words: Words) -> None:
@@ -198,4 +207,6 @@ class Ride:
         delta = "".join(self._parts)
         result = self.state.result()
         output = Output(self._at, delta, result=result) if delta or result is not None else None
-        return Advance(self.state, self._units, output, tuple(self._mark))
+        first = self._row.state.computed == self._row.state.cached
+        reused = self._row.state.cached if first else 0
+        return Advance(self.state, self._units, output, tuple(self._mark), reused)

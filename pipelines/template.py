@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -75,6 +76,16 @@ class Conversation:
             return tuple(whole)
         return self._apart(harmless, mark, messages)
 
+    def public(self, tokens: Sequence[int]) -> int:
+        """How many tokens at the start are the template's own, as in everybody's first prompt."""
+        return _common(self._opening, tokens)
+
+    @cached_property
+    def _opening(self) -> tuple[int, ...]:
+        """With what prompts begin when nobody gives a system message."""
+        first, second = (self.tokens([{"role": "user", "content": text}]) for text in ("a", "b"))
+        return first[: _common(first, second)]
+
     def _apart(
         self, harmless: str, mark: str, messages: Sequence[Mapping[str, str]]
     ) -> tuple[int, ...]:
@@ -108,6 +119,13 @@ class Conversation:
     def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens they share at their start."""
+    pairs = zip(first, second, strict=False)
+    shorter = min(len(first), len(second))
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), shorter)
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -18,6 +18,7 @@ from pipelines.chat import ChatJob
 from pipelines.device import choose_device, choose_dtype, guarded, memory_for_rows, spare_cores
 from pipelines.packed import PackedModel
 from pipelines.paging import PageTables
+from pipelines.prefix import Names
 from pipelines.ride import Ride, TextState, Words
 from pipelines.sampling import choose
 from queueing.work import Advance, Card, Invalid, Key, Mark, Request, Row, Tell, Work
@@ -46,6 +47,7 @@ class TextPipeline:
         self._page = page
         self._packed: PackedModel | None = None
         self._tables = PageTables(1, page)
+        self._names = Names(page)
         self._words: Words | None = None
         self._vocabulary = 0
         self._context = 0
@@ -79,7 +81,11 @@ class TextPipeline:
         self._tables = PageTables(1, self._page)
 
     def open(self, request: Request, mark: Mark | None = None) -> TextState:
-        """Nothing is computed; the tokens of a mark count as chosen, their text as given out."""
+        """Nothing is computed; the tokens of a mark count as chosen, their text as given out.
+
+        What the same person's earlier rows left in full pages counts as computed, except for the
+        last token, whose logits are wanted.
+        """
         job: ChatJob = request.payload
         tokens = len(job.prompt) + job.settings.max_tokens
         if not job.prompt or tokens > self._context:
@@ -92,7 +98,10 @@ class TextPipeline:
             raise Invalid(
                 f"The prompt has token ids outside 0 to {self._vocabulary - 1}. Tokenise it again."
             )
-        return TextState.begin(job).replayed(mark or (), self._known_words())
+        state = TextState.begin(job).replayed(mark or (), self._known_words())
+        known = state.known()[:-1]
+        names = self._names.of(known, self._salt(request), job.public)
+        return state.found(self._tables.share(request.id, names) * self._page)
 
     def next(self, row: Row) -> Work | None:
         """The rest of the prompt, in any chunks; then token after token."""
@@ -105,13 +114,14 @@ class TextPipeline:
 
     def reserve(self, row: Row, units: int) -> int:
         """Pages for `units` more tokens."""
+        self._remember(row)
         computed: int = row.state.computed
-        return max(self._tables.reserve(row, computed + units) - computed, 0)
+        return max(self._tables.reserve(row.request.id, computed + units) - computed, 0)
 
     def step(self, rows: Sequence[Row], grants: Sequence[int]) -> Sequence[Advance | Exception]:
         """One forward for all rows, then more for those that decode and were granted more."""
         rides = [
-            Ride(row, grant, self._tables.table(row), self._page)
+            Ride(row, grant, self._tables.table(row.request.id), self._page)
             for row, grant in zip(rows, grants, strict=True)
         ]
         guarded(lambda: self._run(rides))
@@ -119,18 +129,36 @@ class TextPipeline:
 
     def park(self, row: Row) -> Mark:
         """Pages are dropped; the tokens are enough to compute them again."""
-        self._tables.release(row)
+        self.close(row)
         mark: Mark = row.state.answer.flat()
         return mark
 
     def close(self, row: Row) -> None:
-        """Idempotent."""
-        self._tables.release(row)
+        """Idempotent; full pages rest, for the next turn of the conversation."""
+        self._remember(row)
+        self._tables.release(row.request.id)
+        if not self._tables.owners:
+            self._tables.check()
 
     @property
     def pages(self) -> tuple[int, int]:
-        """Pages free and pages used."""
+        """Pages that can be given and pages used."""
         return self._tables.free, self._tables.used
+
+    def _remember(self, row: Row) -> None:
+        """Name the pages that are full by what is committed; a step may still be repeated."""
+        known = self._tables.names(row.request.id)
+        if not self._tables.table(row.request.id):
+            return
+        state: TextState = row.state
+        full = state.computed // self._page
+        if full > len(known):
+            tokens = state.known()[: full * self._page]
+            names = self._names.of(tokens, self._salt(row.request), state.job.public, known)
+            self._tables.name(row.request.id, names)
+
+    def _salt(self, request: Request) -> bytes:
+        return self._names.salt(request.session, request.salt)
 
     @torch.inference_mode()
     def _run(self, rides: Sequence[Ride]) -> None:

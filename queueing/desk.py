@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -141,6 +141,8 @@ class Desk:
             yield View(Phase.STOPPED, "Stopped before it began")
             return
         person = ride.caller.person
+        if not person.capped:  # an address may be many people: no cache serves two of their tabs
+            request = replace(request, salt=ride.caller.tab)
         ride.stream = self.dispatcher.submit(request, person.name, capped=person.capped)
         async for view in self._stream_views(task, ride.stream):
             yield view

@@ -26,6 +26,7 @@ class Draft:
     parked: dict[str, Mark] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     call: Call | None = None
+    reused: int = 0  # units that a cache had
     news: bool = False  # a Start was read
 
     @property

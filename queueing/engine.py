@@ -229,9 +229,8 @@ class Engine:
         else:
             forwards, units = self._commit(batch, results, seconds)
         size = self._models[task].policy.rows
-        self._draft.call = Call(
-            task, key, batch.reason, ids, forwards, batch.weight, units, seconds, size, error
-        )
+        numbers = forwards, batch.weight, units, seconds, size
+        self._draft.call = Call(task, key, batch.reason, ids, *numbers, error, self._draft.reused)
 
     def _commit(
         self, batch: Batch, results: Sequence[Advance | Exception], seconds: float
@@ -263,6 +262,7 @@ class Engine:
     def _accept(self, pipeline: Pipeline, row: Row, advance: Advance) -> None:
         row.state = advance.state
         row.computed += advance.units
+        self._draft.reused += advance.reused
         if advance.output is not None:
             self._draft.outputs[row.request.id] = advance.output
         if advance.mark:

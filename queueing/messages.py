@@ -111,6 +111,7 @@ class Call:
     seconds: float
     size: float
     error: str = ""
+    reused: int = 0  # units that a cache had
 
 
 @message

@@ -48,6 +48,8 @@ class Snapshot:
     failed_calls: int
     device_seconds: float
     forwards: int
+    units: float  # computed, such as tokens
+    reused: int  # of further ones, that a cache had
     mean_rows: float
     mean_fill: float  # rows over the policy's rows, weighted by seconds
     reasons: Mapping[tuple[str, Reason], int]
@@ -70,7 +72,8 @@ class Metrics:
         self.ended: Counter[Status] = Counter()
         self.submitted = self.parked = self.restarts = 0
         self._calls = self._failed = self._forwards = 0
-        self._seconds = self._rows = self._fill = 0.0
+        self._reused = 0
+        self._seconds = self._rows = self._fill = self._units = 0.0
 
     def called(self, at: float, worker: int, call: Call) -> None:
         """A device call ended."""
@@ -80,6 +83,8 @@ class Metrics:
         self._failed += bool(call.error)
         self._seconds += call.seconds
         self._forwards += call.forwards
+        self._units += call.units
+        self._reused += call.reused
         self._rows += call.rows
         self._fill += call.seconds * call.rows / call.size if call.size else 0.0
 
@@ -95,6 +100,8 @@ class Metrics:
             failed_calls=self._failed,
             device_seconds=self._seconds,
             forwards=self._forwards,
+            units=self._units,
+            reused=self._reused,
             mean_rows=self._rows / max(self._calls, 1),
             mean_fill=self._fill / max(self._seconds, 1e-9),
             reasons=dict(self.reasons),

@@ -146,6 +146,7 @@ class Request:
     bytes: int = 0
     id: str = ""
     session: str = ""
+    salt: str = ""  # narrows whom caches take for the same person, where an address is all we know
     priority: Priority = Priority.STANDARD
     weight: float = 1.0  # of its person: 2 gets twice the device-seconds of 1
 
@@ -182,13 +183,14 @@ class Output:
 @message
 class Advance:
     """What a step made of one row; `units` may be fewer than granted; `mark` extends the row's
-    mark.
+    mark; `reused` units, said once, needed no computing because a cache had them.
     """
 
     state: Any
     units: int
     output: Output | None = None
     mark: Mark = ()
+    reused: int = 0
 
 
 @dataclass(slots=True, eq=False)

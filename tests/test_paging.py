@@ -58,6 +58,89 @@ def test_nobody_gets_page_zero_and_nobody_shares() -> None:
         assert all(1 <= page <= 50 for page in held)
 
 
+def test_a_named_page_rests_and_is_found_again() -> None:
+    tables = PageTables(4, 4)
+    tables.reserve("a", 10)
+    tables.name("a", [b"1", b"2"])
+    pages = list(tables.table("a"))
+    tables.release("a")
+    assert (tables.free, tables.resting, tables.used) == (4, 2, 0)
+    assert tables.share("b", [b"1", b"2", b"3"]) == 2
+    assert list(tables.table("b")) == pages[:2]
+    assert tables.resting == 0
+    tables.check()
+
+
+def test_shared_pages_stay_until_their_last_owner_leaves() -> None:
+    tables = PageTables(4, 4)
+    tables.reserve("a", 4)
+    tables.name("a", [b"1"])
+    assert tables.share("b", [b"1"]) == 1
+    tables.release("a")
+    assert (tables.used, tables.resting) == (1, 0)
+    tables.release("b")
+    assert (tables.used, tables.resting) == (0, 1)
+
+
+def test_a_run_of_names_ends_where_one_is_missing() -> None:
+    tables = PageTables(4, 4)
+    tables.reserve("a", 8)
+    tables.name("a", [b"1", b"2"])
+    assert tables.share("b", [b"other", b"2"]) == 0
+    assert list(tables.table("b")) == []
+
+
+def test_rest_gives_way_to_need_the_longest_unused_and_the_ends_first() -> None:
+    tables = PageTables(4, 4)
+    for owner in ("old", "new"):
+        tables.reserve(owner, 8)
+        tables.name(owner, [owner.encode() + b"1", owner.encode() + b"2"])
+    tables.release("old")
+    tables.release("new")
+    assert tables.reserve("c", 4) == 4
+    assert tables.share("d", [b"old1", b"old2"]) == 1
+    assert tables.share("e", [b"new1", b"new2"]) == 2
+    tables.check()
+
+
+def test_a_name_that_is_taken_stays_where_it_is() -> None:
+    tables = PageTables(4, 4)
+    for owner in ("a", "b"):
+        tables.reserve(owner, 4)
+        tables.name(owner, [b"same"])
+    assert list(tables.names("b")) == [b"same"]
+    tables.release("a")
+    tables.release("b")
+    assert tables.resting == 1
+    tables.check()
+
+
+def test_pages_are_never_lost_whoever_shares_with_whom() -> None:
+    chance, tables, names = random.Random(5), PageTables(30, 4), [bytes([i]) for i in range(12)]
+    for _ in range(5000):
+        owner = chance.randrange(8)
+        if not tables.table(owner) and chance.random() < 0.5:
+            tables.share(owner, names[: chance.randrange(12)])
+        elif chance.random() < 0.3:
+            tables.release(owner)
+        else:
+            tables.reserve(owner, chance.randrange(50))
+            known = len(tables.names(owner))
+            full = chance.randrange(known, len(tables.table(owner)) + 1)
+            if tables.table(owner):
+                tables.name(owner, names[known : min(full, 12)])
+        tables.check()
+        assert tables.free + tables.used == 30
+    assert tables.resting or tables.used
+
+
+def test_a_lost_page_is_told() -> None:
+    tables = PageTables(3, 4)
+    tables._free.pop()
+    with pytest.raises(RuntimeError, match="This is a bug"):
+        tables.check()
+
+
 @pytest.mark.parametrize(("pages", "size"), [(0, 16), (4, 0), (-1, 16)])
 def test_needs_pages(pages: int, size: int) -> None:
     with pytest.raises(ValueError, match="hold nothing"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,7 @@ def test_a_grant_beyond_the_reserve_is_our_bug(llama: TextPipeline) -> None:
     driver.add(job(range(10)))
     with pytest.raises(RuntimeError, match="This is a bug"):
         llama.step(driver.rows, [10])
+    llama.close(driver.rows[0])
 
 
 def test_a_row_without_numbers_fails_alone(
@@ -261,7 +263,7 @@ def test_what_a_page_held_before_does_not_matter(pipeline: TextPipeline) -> None
         key[1:], value[1:] = float("nan"), float("nan")
     driver = Driver(pipeline)
     for request in asked:
-        driver.add(request)
+        driver.add(replace(request, session="somebody else"))
     driver.finish()
     assert [(driver.text[place], driver.marks[place]) for place in range(len(asked))] == wanted
 

@@ -126,6 +126,7 @@ class Bench:
 
     def start(self, *requests: Request, mark: Any = None) -> None:
         self.number += 1
+        requests = tuple(replace(request, salt=str(id(self))) for request in requests)
         for request in requests:
             self.outcomes.setdefault(request.id, Outcome())
         marks = {requests[0].id: mark} if mark else {}

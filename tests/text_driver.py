@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pipelines.chat import ChatJob, ChatResult, Settings
 from queueing.work import Advance, Request, Row, Work
+
+_IDS = itertools.count()
 
 
 def job(prompt: Iterable[int], **changed: object) -> Request:
@@ -35,6 +39,7 @@ class Driver:
         self, request: Request, mark: tuple[int, ...] | None = None, number: int | None = None
     ) -> int:
         number = len(self.rows) if number is None else number
+        request = replace(request, id=f"row {next(_IDS)}")
         row = Row(request, self.pipeline.open(request, mark), number, float("inf"))
         if number < len(self.rows):
             self.rows[number] = row
@@ -42,6 +47,8 @@ class Driver:
             self.rows.append(row)
         self.text.setdefault(number, "")
         self.marks[number] = mark or ()
+        if self.pipeline.next(row) is None:
+            self.pipeline.close(row)
         return number
 
     def running(self) -> list[Row]:
