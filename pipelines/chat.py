@@ -22,6 +22,14 @@ class Settings:
     repetition_penalty: float  # 1 means none
     seed: int
     stop: tuple[str, ...]
+    min_p: float = 0.0  # of the likeliest token's probability; 0 means all
+    presence_penalty: float = 0.0  # taken from the score of what the answer has said
+    frequency_penalty: float = 0.0  # the same, once for each time it was said
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the next token depends on the tokens before it other than through the model."""
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
     def limited(self, tokens: int) -> Settings:
         """The same with at most so many tokens."""

@@ -181,7 +181,7 @@ class Ride:
         """What the choice of its next token depends on."""
         state = self.state
         settings = state.job.settings
-        seen = () if settings.repetition_penalty == 1 else state.known()
+        seen = state.known() if settings.penalises else ()
         return Draw(settings, len(state.answer), seen)
 
     def advance(self, count: int, chosen: int | None, words: Words) -> None:

@@ -54,11 +54,12 @@ def pages_return(request: pytest.FixtureRequest) -> Iterator[None]:
             assert request.getfixturevalue(name).pages[1] == 0
 
 
-def requests(count: int = 6) -> list[Request]:
+def requests(count: int = 8) -> list[Request]:
     """Greedy, sampled, penalised, of different lengths."""
     kinds: list[dict[str, object]] = [
         {}, SAMPLED, {"temperature": 1.3}, {"temperature": 0.7, "top_k": 5},
-        {"repetition_penalty": 1.5}, SAMPLED | {"repetition_penalty": 1.2},
+        {"repetition_penalty": 1.5}, SAMPLED | {"repetition_penalty": 1.2, "min_p": 0.01},
+        {"temperature": 1.1, "presence_penalty": 3.0}, {"frequency_penalty": 2.0, "min_p": 0.3},
     ]  # fmt: skip
     return [
         job(prompt, max_tokens=8 + 3 * place, seed=place, **kinds[place % len(kinds)])
