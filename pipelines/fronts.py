@@ -207,6 +207,7 @@ def _whole(name: str, payload: Mapping[str, Any], missing: int, low: int, high: 
 def _bytes(tokens: int, card: Card) -> int:
     """Memory that a row of so many tokens may come to hold, in whole pages."""
     page = card.limits.get("page", 1)
+    tokens += card.limits.get("fixed", 0)
     return math.ceil(-(-tokens // page) * page * card.bytes_per_unit)
 
 

@@ -1,9 +1,9 @@
 """A Hugging Face causal model, called on the packed tokens of many rows with our pages for its
 memory.
 
-It loads a folder, proves on a short ragged batch that packed rows give what the model itself gives
-alone, and learns from that how many bytes a token takes. It does not know requests, sampling or
-text.
+It proves on a short ragged batch that packed rows give what the model itself gives alone, refuses
+models for which that is not so or would not stay so, and learns how many bytes a token takes. It
+does not know requests, sampling or text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +18,10 @@ from torch import Tensor
 
 from kernels.attention import NAME, Batch, Pages, attend, attending
 from kernels.reference import Span
-from pipelines.fetch import quiet
+from pipelines.proof import LENGTHS, must_agree, rows, truth
 
-_CHECKED = (3, 21, 34)  # lengths of the rows of the self-check, none of them a multiple of a page
-_TOLERANCE = {torch.float32: 1e-3}  # of the largest logit; 2e-6 is usual
-_COARSE = 8e-2
+_WATCHED = f"{NAME}_watched"  # the same attention, looked at during the check
+_KINDS = {"full_attention", "sliding_attention"}  # of layers that pages can serve
 
 
 class PackedModel:
@@ -35,44 +33,10 @@ class PackedModel:
         self.pages = Pages(0, size)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    @classmethod
-    def load(cls, folder: Path, device: torch.device, dtype: torch.dtype, size: int) -> PackedModel:
-        """Bring a model from a folder to the device, checked; its pages are still to be made."""
-        from transformers import AttentionInterface, AutoModelForCausalLM
-
-        AttentionInterface.register(NAME, attend)
-        with quiet():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation="eager"
-            )
-        packed = cls(model.to(device).eval(), size)
-        packed.check()
-        return packed
-
     @property
-    def config(self) -> Any:
-        """The configuration of the part that handles text."""
-        return self.model.config.get_text_config()
-
-    @property
-    def context(self) -> int:
-        """Most tokens a row may have, by the model."""
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-            most = getattr(self.config, name, None)
-            if isinstance(most, int) and most > 0:
-                return most
-        raise ValueError("This model does not say how long its context is; choose another.")
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Tokens with which the model ends an answer."""
-        found: set[int] = set()
-        for config in (getattr(self.model, "generation_config", None), self.config):
-            token = getattr(config, "eos_token_id", None)
-            found.update(
-                token if isinstance(token, (list, tuple)) else () if token is None else (token,)
-            )
-        return frozenset(found)
+    def bytes_per_token(self) -> int:
+        """Over all layers, learned by the check."""
+        return self.pages.bytes_per_token
 
     def make_pages(self, count: int) -> None:
         """Pages for rows, by the geometry that the check learned."""
@@ -94,32 +58,38 @@ class PackedModel:
                 use_cache=False,
                 **select,
             ).logits[0]
-        if batch.calls != self.config.num_hidden_layers:
+        layers = self.model.config.get_text_config().num_hidden_layers
+        if batch.calls != layers:
             raise NotImplementedError(
-                f"Only {batch.calls} of this model's {self.config.num_hidden_layers} layers attend "
-                "through transformers' attention interface; such models cannot be packed yet."
+                f"only {batch.calls} of its {layers} layers attend through transformers' attention "
+                "interface"
             )
         return logits if self._selects else logits[kept]
 
     @torch.inference_mode()
-    def check(self) -> None:
-        """Compare rows packed in ragged chunks with the same rows alone; learn the geometry."""
-        rows = [_some_tokens(length, self.config.vocab_size) for length in _CHECKED]
-        self.model.set_attn_implementation("eager")
-        wanted = [self._alone(tokens) for tokens in rows]
-        self.model.set_attn_implementation(NAME)
-        needed = [-(-length // self.size) for length in _CHECKED]
+    def check(self, own: list[list[int]], wanted: list[Tensor]) -> None:
+        """Compare rows packed in ragged chunks with the truth; learn the geometry."""
+        from transformers import AttentionInterface
+
+        config = self.model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ()) - _KINDS
+        if kinds:
+            raise NotImplementedError(f"it has layers of {', '.join(sorted(kinds))}")
+        windows: set[int | None] = set()
+
+        def watched(*arguments: Any, **asked: Any) -> tuple[Tensor, None]:
+            windows.add(asked.get("sliding_window"))
+            return attend(*arguments, **asked)
+
+        AttentionInterface.register(NAME, attend)
+        AttentionInterface.register(_WATCHED, watched)
+        self.model.set_attn_implementation(_WATCHED)
+        needed = [-(-length // self.size) for length in LENGTHS]
         self.pages = Pages(sum(needed), self.size)
-        found = self._in_chunks(rows, needed)
-        for length, one, other in zip(_CHECKED, wanted, found, strict=True):
-            limit = _TOLERANCE.get(one.dtype, _COARSE) * one.abs().max().item()
-            error = (one - other).abs().max().item()
-            if not error <= limit:  # also when it is no number
-                raise NotImplementedError(
-                    f"{type(self.model).__name__} gives other results packed than alone (a row of "
-                    f"{length} tokens is off by {error:.2g}, allowed is {limit:.2g}); such models "
-                    "cannot be packed yet."
-                )
+        must_agree(wanted, self._in_chunks(own, needed), "packed in chunks")
+        if windows == {None}:
+            _must_see_all(self.model)
+        self.model.set_attn_implementation(NAME)
 
     def unload(self) -> None:
         """Let go of the model and its pages."""
@@ -128,11 +98,6 @@ class PackedModel:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-    def _alone(self, tokens: list[int]) -> Tensor:
-        ids = torch.tensor([tokens], device=self.model.device)
-        logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0, -1]
-        return logits
 
     def _in_chunks(self, rows: list[list[int]], needed: list[int]) -> list[Tensor]:
         """Two packed forwards: most of the first row and half of the others, then the rest."""
@@ -159,6 +124,19 @@ class PackedModel:
         return self.forward(sum(rows, []), spans, [span.start + span.count - 1 for span in spans])
 
 
-def _some_tokens(length: int, vocabulary: int) -> list[int]:
-    """Tokens all over the vocabulary, the same each time."""
-    return [(7919 * (place + length)) % vocabulary for place in range(length)]
+def _must_see_all(model: Any) -> None:
+    """Refuse what rows shorter than a window cannot show: that there is one nobody is told of."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int):
+        return
+    model.set_attn_implementation("eager")
+    row = rows(config.vocab_size)[-1:]
+    whole = truth(model, row)[0]
+    config.sliding_window = 2
+    near = truth(model, row)[0]
+    config.sliding_window = window
+    if not torch.equal(whole, near):
+        raise NotImplementedError(
+            f"its layers see a window of {window} tokens and do not tell their attention"
+        )

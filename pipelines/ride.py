@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from pipelines.alone import Memory
 from pipelines.chat import ChatJob, ChatResult, Reason
 from pipelines.detokenize import Text, finish, push
 from pipelines.sampling import Draw
@@ -66,7 +67,9 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class TextState:
-    """All there is to a row: `computed` tokens of prompt and answer are in its pages."""
+    """All there is to a row: `computed` tokens of prompt and answer are in its pages, or in its
+    memory if the model computes rows alone.
+    """
 
     job: ChatJob
     answer: Tokens
@@ -74,6 +77,7 @@ class TextState:
     text: Text
     reason: Reason | None = None
     cached: int = 0  # tokens that were in pages when it was opened
+    memory: Memory = Memory()
 
     @classmethod
     def begin(cls, job: ChatJob) -> TextState:
@@ -183,6 +187,10 @@ class Ride:
         settings = state.job.settings
         seen = state.known() if settings.penalises else ()
         return Draw(settings, len(state.answer), seen)
+
+    def remember(self, memory: Memory) -> None:
+        """Keep what a model that computes rows alone holds of this one."""
+        self.state = replace(self.state, memory=memory)
 
     def advance(self, count: int, chosen: int | None, words: Words) -> None:
         """Take the forward in: `count` tokens computed and, if that was all, one chosen."""

@@ -1,8 +1,9 @@
 """Text of any Hugging Face causal model, many rows in one call, keys and values in pages.
 
-One key for everything: a call mixes rows that decode with chunks of prompts. A row is a function of
-its request and of the tokens it has; those are its mark, and from them it continues anywhere. It
-does not know who asks, who else rides, or what time it is.
+One key for everything: a call mixes rows that decode with chunks of prompts; a model that cannot be
+packed computes them one after the other, and pages only count. A row is a function of its request
+and of the tokens it has; those are its mark, and from them it continues anywhere. It does not know
+who asks, who else rides, or what time it is.
 """
 
 from __future__ import annotations
@@ -11,17 +12,31 @@ import os
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from kernels.reference import Span
 from pipelines import models
+from pipelines.alone import AloneModel
 from pipelines.chat import ChatJob
 from pipelines.device import choose_device, choose_dtype, guarded, memory_for_rows, spare_cores
+from pipelines.loading import Loaded, bring
 from pipelines.packed import PackedModel
 from pipelines.paging import PageTables
 from pipelines.prefix import Names
 from pipelines.ride import Ride, TextState, Words
 from pipelines.sampling import choose
-from queueing.work import Advance, Card, Invalid, Key, Mark, Request, Row, Tell, Work
+from queueing.work import (
+    Advance,
+    Card,
+    CarpoolError,
+    Invalid,
+    Key,
+    Mark,
+    Request,
+    Row,
+    Tell,
+    Work,
+)
 
 KEY = "text"
 
@@ -45,12 +60,12 @@ class TextPipeline:
         self._threads = threads
         self._memory = memory_bytes
         self._page = page
-        self._packed: PackedModel | None = None
+        self._loaded: Loaded | None = None
         self._tables = PageTables(1, page)
         self._names = Names(page)
         self._words: Words | None = None
-        self._vocabulary = 0
         self._context = 0
+        self._fixed = 0  # tokens that a row counts for beyond those it has
 
     def sizes(self, key: Key) -> tuple[int, ...] | None:
         """Any number of rows."""
@@ -64,19 +79,19 @@ class TextPipeline:
             torch.set_num_threads(self._threads or spare_cores())
         found = models.find(self._wanted, "chat", lambda fraction, text: tell(0.8 * fraction, text))
         tell(0.8, f"Loading {found.name}")
-        packed = guarded(lambda: PackedModel.load(found.folder, device, dtype, self._page))
+        loaded = guarded(lambda: bring(found.folder, device, dtype, self._page))
         tell(0.95, "Making room for conversations")
-        self._make_room(packed, device)
-        self._words = Words.read(found.folder, packed.ends)
-        self._packed = packed
+        self._make_room(loaded, device)
+        self._words = Words.read(found.folder, loaded.ends)
+        self._loaded = loaded
         tell(1.0, f"{found.name} is ready")
         return self._card(found, device, dtype)
 
     def unload(self) -> None:
         """Free the model and everything rows held."""
-        if self._packed is not None:
-            self._packed.unload()
-        self._packed = None
+        if self._loaded is not None:
+            self._loaded.body.unload()
+        self._loaded = None
         self._words = None
         self._tables = PageTables(1, self._page)
 
@@ -94,29 +109,34 @@ class TextPipeline:
                 f"{job.settings.max_tokens}; together they may be 2 to {self._context}. Shorten "
                 "the conversation or lower max_tokens."
             )
-        if not 0 <= min(job.prompt) <= max(job.prompt) < self._vocabulary:
+        vocabulary = self._known().vocabulary
+        if not 0 <= min(job.prompt) <= max(job.prompt) < vocabulary:
             raise Invalid(
-                f"The prompt has token ids outside 0 to {self._vocabulary - 1}. Tokenise it again."
+                f"The prompt has token ids outside 0 to {vocabulary - 1}. Tokenise it again."
             )
         state = TextState.begin(job).replayed(mark or (), self._known_words())
+        if isinstance(self._known().body, AloneModel):
+            return state
         known = state.known()[:-1]
         names = self._names.of(known, self._salt(request), job.public)
         return state.found(self._tables.share(request.id, names) * self._page)
 
     def next(self, row: Row) -> Work | None:
-        """The rest of the prompt, in any chunks; then token after token."""
+        """The rest of the prompt, in any chunks the model can take; then token after token."""
         state: TextState = row.state
         if state.reason is not None:
             return None
         if state.pending > 1:
-            return Work(KEY, 1, state.pending)
+            body = self._known().body
+            whole = isinstance(body, AloneModel) and body.whole
+            return Work(KEY, state.pending if whole else 1, state.pending)
         return Work(KEY, 1, state.left, serial=True)
 
     def reserve(self, row: Row, units: int) -> int:
         """Pages for `units` more tokens."""
         self._remember(row)
-        computed: int = row.state.computed
-        return max(self._tables.reserve(row.request.id, computed + units) - computed, 0)
+        before: int = self._fixed + row.state.computed
+        return max(self._tables.reserve(row.request.id, before + units) - before, 0)
 
     def step(self, rows: Sequence[Row], grants: Sequence[int]) -> Sequence[Advance | Exception]:
         """One forward for all rows, then more for those that decode and were granted more."""
@@ -148,7 +168,7 @@ class TextPipeline:
     def _remember(self, row: Row) -> None:
         """Name the pages that are full by what is committed; a step may still be repeated."""
         known = self._tables.names(row.request.id)
-        if not self._tables.table(row.request.id):
+        if not self._tables.table(row.request.id) or isinstance(self._known().body, AloneModel):
             return
         state: TextState = row.state
         full = state.computed // self._page
@@ -170,47 +190,46 @@ class TextPipeline:
 
     def _forward(self, rides: Sequence[Ride], words: Words) -> None:
         """Pack, compute, choose; a row whose numbers are bad gets an error and no token."""
-        if self._packed is None:
-            raise RuntimeError("A step before load. This is a bug.")
-        tokens: list[int] = []
-        spans: list[Span] = []
-        for ride in rides:
-            own = ride.tokens()
-            spans.append(
-                Span(
-                    len(tokens), len(own), ride.state.computed + len(own), ride.pages_for(len(own))
-                )
-            )
-            tokens.extend(own)
-        choosing = [place for place, ride in enumerate(rides) if ride.completes(spans[place].count)]
-        keep = [spans[place].start + spans[place].count - 1 for place in choosing]
-        logits = self._packed.forward(tokens, spans, keep)
+        own = [ride.tokens() for ride in rides]
+        choosing = [place for place, ride in enumerate(rides) if ride.completes(len(own[place]))]
+        body = self._known().body
+        if isinstance(body, AloneModel):
+            logits = _one_by_one(body, rides, own)[choosing]
+        else:
+            logits = _packed(body, rides, own, choosing)
         chosen: list[int | None] = [None] * len(rides)
         picked = choose(logits, [rides[place].draw() for place in choosing]) if choosing else []
         for place, token in zip(choosing, picked, strict=True):
             chosen[place] = token
         for place, ride in enumerate(rides):
-            ride.advance(spans[place].count, chosen[place], words)
+            ride.advance(len(own[place]), chosen[place], words)
 
-    def _make_room(self, packed: PackedModel, device: torch.device) -> None:
-        per_page = packed.pages.bytes_per_token * self._page
-        longest = -(-packed.context // self._page)
+    def _make_room(self, loaded: Loaded, device: torch.device) -> None:
+        body = loaded.body
+        per_page = body.bytes_per_token * self._page
         memory = memory_for_rows(device) if self._memory is None else self._memory
         count = memory // per_page
-        if count < 2:
-            raise ValueError(
-                f"memory_bytes is {memory}; a single page takes {per_page}. Give it more."
+        self._fixed = body.fixed if isinstance(body, AloneModel) else 0
+        self._context = min(loaded.context, count * self._page - self._fixed)
+        if count < 2 or self._context < 2:
+            least = max(2 * per_page, (self._fixed + self._page) * body.bytes_per_token)
+            raise CarpoolError(
+                f"memory_bytes is {memory:,}; a single row takes {least:,} at least. Give it more."
             )
-        guarded(lambda: packed.make_pages(count))
+        if isinstance(body, PackedModel):
+            guarded(lambda: body.make_pages(count))
         self._tables = PageTables(count, self._page)
-        self._context = min(packed.context, min(count, longest) * self._page)
-        self._vocabulary = packed.config.vocab_size
 
     def _card(self, found: models.Found, device: torch.device, dtype: torch.dtype) -> Card:
-        assert self._packed is not None, "A card before load. This is a bug."
-        per_token = self._packed.pages.bytes_per_token
+        loaded = self._known()
+        per_token = loaded.body.bytes_per_token
         return Card(
-            limits={"context": self._context, "vocabulary": self._vocabulary, "page": self._page},
+            limits={
+                "context": self._context,
+                "vocabulary": loaded.vocabulary,
+                "page": self._page,
+                "fixed": self._fixed,
+            },
             bytes=self._tables.pages * self._page * per_token,
             bytes_per_unit=float(per_token),
             details={
@@ -220,10 +239,45 @@ class TextPipeline:
                 "licence": found.licence,
                 "device": str(device),
                 "dtype": str(dtype).removeprefix("torch."),
+                "path": loaded.path,
+                "why": loaded.why,
             },
         )
+
+    def _known(self) -> Loaded:
+        if self._loaded is None:
+            raise RuntimeError("A row before load. This is a bug.")
+        return self._loaded
 
     def _known_words(self) -> Words:
         if self._words is None:
             raise RuntimeError("A row before load. This is a bug.")
         return self._words
+
+
+def _packed(
+    body: PackedModel,
+    rides: Sequence[Ride],
+    own: Sequence[Sequence[int]],
+    choosing: Sequence[int],
+) -> Tensor:
+    """Logits of the rides that choose, from one forward for all."""
+    tokens: list[int] = []
+    spans: list[Span] = []
+    for ride, mine in zip(rides, own, strict=True):
+        length, pages = ride.state.computed + len(mine), ride.pages_for(len(mine))
+        spans.append(Span(len(tokens), len(mine), length, pages))
+        tokens.extend(mine)
+    return body.forward(
+        tokens, spans, [spans[place].start + spans[place].count - 1 for place in choosing]
+    )
+
+
+def _one_by_one(body: AloneModel, rides: Sequence[Ride], own: Sequence[Sequence[int]]) -> Tensor:
+    """Logits of all rides, a forward for each."""
+    found = []
+    for ride, mine in zip(rides, own, strict=True):
+        logits, memory = body.forward(mine, ride.state.memory)
+        ride.remember(memory)
+        found.append(logits)
+    return torch.stack(found)

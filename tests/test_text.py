@@ -70,7 +70,7 @@ def requests(count: int = 8) -> list[Request]:
 def test_equals_generate_of_transformers(folders: dict[str, Path], pipeline: TextPipeline) -> None:
     from transformers import AutoModelForCausalLM
 
-    family = pipeline._packed.model.config.model_type
+    family = pipeline._known().body.model.config.model_type
     model = AutoModelForCausalLM.from_pretrained(folders[family], dtype=torch.float32).eval()
     for prompt in prompts(3, seed=5):
         ids = torch.tensor([prompt])
@@ -149,14 +149,14 @@ def test_a_cancel_is_seen_between_forwards(
     for prompt in prompts(2):
         driver.add(job(prompt, max_tokens=50))
     driver.call()
-    real, forwards = llama._packed.forward, []
+    real, forwards = llama._known().body.forward, []
 
     def forward(*given: object) -> torch.Tensor:
         forwards.append(len(given[1]))
         driver.rows[0].cancelled = len(forwards) >= 3
         return real(*given)
 
-    monkeypatch.setattr(llama._packed, "forward", forward)
+    monkeypatch.setattr(llama._known().body, "forward", forward)
     stopped, other = driver.call(serial=8)
     assert (stopped.units, other.units) == (3, 8)
     assert forwards == [2, 2, 2, 1, 1, 1, 1, 1]
@@ -237,7 +237,7 @@ def test_a_row_without_numbers_fails_alone(
     llama: TextPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = requests(4)
-    real = llama._packed.forward
+    real = llama._known().body.forward
 
     def forward(tokens: list[int], spans: list[object], keep: list[int]) -> torch.Tensor:
         logits = real(tokens, spans, keep)
@@ -249,7 +249,7 @@ def test_a_row_without_numbers_fails_alone(
     for request in asked:
         driver.add(request)
     with monkeypatch.context() as patch:
-        patch.setattr(llama._packed, "forward", forward)
+        patch.setattr(llama._known().body, "forward", forward)
         driver.call()
     assert list(driver.errors) == [1]
     driver.finish()
@@ -260,7 +260,7 @@ def test_a_row_without_numbers_fails_alone(
 def test_what_a_page_held_before_does_not_matter(pipeline: TextPipeline) -> None:
     asked = requests()
     wanted = [alone(pipeline, request) for request in asked]
-    for key, value in pipeline._packed.pages.layers.values():
+    for key, value in pipeline._known().body.pages.layers.values():
         key[1:], value[1:] = float("nan"), float("nan")
     driver = Driver(pipeline)
     for request in asked:
@@ -288,7 +288,7 @@ def test_out_of_memory_is_told_in_our_words(
     driver = Driver(llama)
     driver.add(job(range(5)))
     with monkeypatch.context() as patch:
-        patch.setattr(llama._packed, "forward", forward)
+        patch.setattr(llama._known().body, "forward", forward)
         with pytest.raises(OutOfMemory) as raised:
             driver.call()
     assert raised.value.__context__ is None  # nothing holds the tensors of the failed call
@@ -305,7 +305,7 @@ def test_another_error_stays_what_it_is(
     driver = Driver(llama)
     driver.add(job(range(5)))
     with monkeypatch.context() as patch:
-        patch.setattr(llama._packed, "forward", forward)
+        patch.setattr(llama._known().body, "forward", forward)
         with pytest.raises(RuntimeError, match="poison"):
             driver.call()
     llama.close(driver.rows[0])
@@ -316,15 +316,6 @@ def test_another_error_stays_what_it_is(
 def test_refuses_what_can_never_run(llama: TextPipeline, prompt: tuple[int, ...]) -> None:
     with pytest.raises(Invalid):
         llama.open(job(prompt))
-
-
-def test_a_model_that_cannot_be_packed_is_refused(tmp_path: Path) -> None:
-    from transformers import BloomConfig, BloomForCausalLM
-
-    fields = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 300}
-    BloomForCausalLM(BloomConfig(**fields)).save_pretrained(tmp_path)
-    with pytest.raises((NotImplementedError, ValueError), match="."):
-        loaded(tmp_path)
 
 
 def test_unload_leaves_nothing_and_loads_again(folders: dict[str, Path]) -> None:

@@ -62,6 +62,7 @@ def test_the_card_tells_what_a_front_needs(chat: tuple[TextPipeline, Card]) -> N
         "context": 256 * 1024 * 1024 // 46080 // 16 * 16,
         "vocabulary": 49152,
         "page": 16,
+        "fixed": 0,
     }
     assert card.bytes_per_unit == 2 * 30 * 3 * 64 * 4
     assert card.details["licence"] == "Apache-2.0"

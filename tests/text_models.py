@@ -36,6 +36,40 @@ FAMILIES = {
     | {"sliding_window": 12, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
 }
 
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+PACKED = FAMILIES | {
+    "qwen3": _SHARED,
+    "mistral": _SHARED | {"sliding_window": 12},
+    "phi3": _SHARED,
+    "gpt_oss": _SHARED
+    | {"sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": _SHARED
+    | _EXPERTS
+    | {
+        "num_key_value_heads": 4, "head_dim": 4, "n_routed_experts": 4, "n_shared_experts": 1,
+        "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
+        "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    },
+}  # fmt: skip
+ALONE = {
+    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "max_position_embeddings": 256},
+    "qwen3_next": _SHARED
+    | _EXPERTS
+    | {
+        "layer_types": ["linear_attention", "full_attention"], "num_experts": 4,
+        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16,
+    },
+    "bamba": _SHARED
+    | {
+        "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16,
+        "mamba_n_groups": 1, "mamba_expand": 2, "mamba_chunk_size": 8,
+    },
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "intermediate_size": 64,
+              "max_position_embeddings": 256},
+}  # fmt: skip
+
 
 def tokenizer() -> Tokenizer:
     """A token per byte, and two control tokens."""
@@ -59,10 +93,15 @@ def write_words(folder: Path) -> Path:
     return folder
 
 
-def write_model(folder: Path, family: str) -> Path:
+def write_model(folder: Path, family: str, **changed: object) -> Path:
     """A random model of a family; its weights are large, so that logits lie far apart."""
     torch.manual_seed(0)
-    fields = FAMILIES[family] | {"vocab_size": VOCABULARY, "pad_token_id": 0}
+    fields = {
+        "vocab_size": VOCABULARY,
+        "pad_token_id": 0,
+        **(PACKED | ALONE).get(family, {}),
+        **changed,
+    }
     config = CONFIG_MAPPING[family](**fields, bos_token_id=256, eos_token_id=257)
     model = AutoModelForCausalLM.from_config(config).eval()
     for name, weight in model.named_parameters():

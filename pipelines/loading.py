@@ -1,0 +1,201 @@
+"""A causal model from a folder onto a device, on the quickest path that its self-check allows.
+
+Packed with others first; else one row at a time on its own cache, which the log says once. What is
+no such model is refused in a sentence that says what to do. It does not know requests or text.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipelines import proof
+from pipelines.alone import AloneModel
+from pipelines.device import short_of_memory
+from pipelines.fetch import Unprepared, quiet
+from pipelines.packed import PackedModel
+
+log = logging.getLogger("carpool.loading")
+
+PACKED, ALONE = "packed", "one row at a time"
+_CONTEXTS = (
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length",
+    "seq_length",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model on its path, and what others must know of it."""
+
+    body: PackedModel | AloneModel
+    context: int  # most tokens a row may have, by the model
+    vocabulary: int
+    ends: frozenset[int]  # tokens with which the model ends an answer
+    why: str = ""  # it is not packed
+
+    @property
+    def path(self) -> str:
+        """In words, for people."""
+        return ALONE if self.why else PACKED
+
+
+def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> Loaded:
+    """Load, prove and choose the path; packed pages are still to be made."""
+    config = _config(folder)
+    limit = _context(config, folder)
+    model = _model(folder, dtype).to(device).eval()
+    rows = proof.rows(config.vocab_size)
+    try:
+        wanted = proof.truth(model, rows)
+    except proof.REFUSALS as error:
+        _unless_memory(error)
+        raise Unprepared(
+            f"{folder.name} cannot be run ({proof.reason(error)}); choose another model."
+        ) from None
+    body, why = _path(folder.name, model, page, rows, wanted)
+    if why:
+        log.warning("%s runs one row at a time, slower than packed: %s.", folder.name, why)
+    return Loaded(body, limit, config.vocab_size, _ends(model, config), why)
+
+
+def _path(
+    name: str, model: Any, page: int, rows: list[list[int]], wanted: list[Tensor]
+) -> tuple[PackedModel | AloneModel, str]:
+    """The first path whose check passes, and why it is not the packed one."""
+    packed = PackedModel(model, page)
+    try:
+        packed.check(rows, wanted)
+        return packed, ""
+    except proof.REFUSALS as error:
+        _unless_memory(error)
+        why = proof.reason(error)
+    _own_attention(model)
+    alone = AloneModel(model)
+    try:
+        alone.check(rows, wanted)
+        return alone, why
+    except proof.REFUSALS as error:
+        _unless_memory(error)
+        last = proof.reason(error)
+    raise Unprepared(
+        f"{name} can be run neither packed ({why}) nor one row at a time ({last}); choose another "
+        "model."
+    )
+
+
+def _own_attention(model: Any) -> None:
+    """torch's fused attention where the model knows it, else its own."""
+    model.set_attn_implementation("eager")
+    try:
+        model.set_attn_implementation("sdpa")
+    except (ValueError, ImportError):
+        return
+
+
+def _config(folder: Path) -> Any:
+    """The configuration of the part that handles text; refuses what cannot be a chat model here."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").exists():
+        raise Unprepared(
+            f"{folder} is no model, since it has no config.json; name a folder with config.json, "
+            "tokenizer.json and *.safetensors, or a model of the Hub."
+        )
+    try:
+        whole: Any = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unprepared(
+            f"The config.json of {folder.name} cannot be read ({proof.reason(error)}); choose a "
+            "model that this version of transformers knows."
+        ) from None
+    if getattr(whole, "is_encoder_decoder", False):
+        raise Unprepared(
+            f"{folder.name} is an encoder with a decoder ({whole.model_type}), which cannot "
+            "continue a chat; choose a decoder-only (causal) model."
+        )
+    if not (folder / "tokenizer.json").exists():
+        raise Unprepared(
+            f"{folder.name} has no tokenizer.json; write it there with transformers' "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+        )
+    return whole.get_text_config()
+
+
+def _model(folder: Path, dtype: torch.dtype) -> Any:
+    """The whole model; weights that are missing would be drawn at random, so they are refused."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise Unprepared(
+            f"{folder.name} has a configuration and no weights; put its *.safetensors there too."
+        )
+    try:
+        with quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        _unless_memory(error)
+        raise Unprepared(
+            f"{folder.name} cannot be loaded as a causal language model ({proof.reason(error)}); "
+            "check its files, or choose another model."
+        ) from None
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise Unprepared(
+            f"{folder.name} lacks {len(missing)} of its weights, such as {missing[0]}; fetch its "
+            "files again."
+        )
+    return model
+
+
+def _context(config: Any, folder: Path) -> int:
+    """Most tokens of a row, by the model."""
+    stated = (getattr(config, name, None) for name in _CONTEXTS)
+    limits = [most for most in stated if isinstance(most, int) and most > 0][:1]
+    if not limits:
+        raise Unprepared(
+            f"{folder.name} does not say how long its context is; add max_position_embeddings to "
+            "its config.json."
+        )
+    # Beyond this, frequencies of all rows would depend on the longest that rides along.
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = [ropes, *(kind for kind in ropes.values() if isinstance(kind, dict))]
+    limits += [
+        kind["original_max_position_embeddings"]
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    ]
+    return min(limits)
+
+
+def _ends(model: Any, config: Any) -> frozenset[int]:
+    """By its generation settings and its configuration."""
+    found: set[int] = set()
+    for source in (getattr(model, "generation_config", None), config):
+        token = getattr(source, "eos_token_id", None)
+        found.update(
+            token if isinstance(token, (list, tuple)) else () if token is None else (token,)
+        )
+    return frozenset(found)
+
+
+def _unless_memory(error: Exception) -> None:
+    """Memory that ran out says nothing about a model."""
+    if short_of_memory(error):
+        raise error
