@@ -91,9 +91,9 @@ def _path(
 
 def _own_attention(model: Any) -> None:
     """torch's fused attention where the model knows it, else its own."""
-    model.set_attn_implementation("eager")
+    proof.attend_by(model, "eager")
     try:
-        model.set_attn_implementation("sdpa")
+        proof.attend_by(model, "sdpa")
     except (ValueError, ImportError):
         return
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.attention import NAME, Batch, Pages, attend, attending
 from kernels.reference import Span
-from pipelines.proof import LENGTHS, must_agree, rows, truth
+from pipelines.proof import LENGTHS, attend_by, must_agree, rows, truth
 
 _WATCHED = f"{NAME}_watched"  # the same attention, looked at during the check
 _KINDS = {"full_attention", "sliding_attention"}  # of layers that pages can serve
@@ -61,7 +61,7 @@ class PackedModel:
         layers = self.model.config.get_text_config().num_hidden_layers
         if batch.calls != layers:
             raise NotImplementedError(
-                f"only {batch.calls} of its {layers} layers attend through transformers' attention "
+                f"its {layers} layers attend {batch.calls} times through transformers' attention "
                 "interface"
             )
         return logits if self._selects else logits[kept]
@@ -83,13 +83,13 @@ class PackedModel:
 
         AttentionInterface.register(NAME, attend)
         AttentionInterface.register(_WATCHED, watched)
-        self.model.set_attn_implementation(_WATCHED)
+        attend_by(self.model, _WATCHED)
         needed = [-(-length // self.size) for length in LENGTHS]
         self.pages = Pages(sum(needed), self.size)
         must_agree(wanted, self._in_chunks(own, needed), "packed in chunks")
         if windows == {None}:
             _must_see_all(self.model)
-        self.model.set_attn_implementation(NAME)
+        attend_by(self.model, NAME)
 
     def unload(self) -> None:
         """Let go of the model and its pages."""
@@ -130,7 +130,7 @@ def _must_see_all(model: Any) -> None:
     window = getattr(config, "sliding_window", None)
     if not isinstance(window, int):
         return
-    model.set_attn_implementation("eager")
+    attend_by(model, "eager")
     row = rows(config.vocab_size)[-1:]
     whole = truth(model, row)[0]
     config.sliding_window = 2

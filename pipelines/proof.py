@@ -54,6 +54,19 @@ def must_agree(wanted: list[Tensor], found: list[Tensor], way: str) -> None:
             )
 
 
+def attend_by(model: Any, name: str) -> None:
+    """Set how a model attends; that it cannot is found out by its results, not read in the log."""
+    import transformers
+
+    logging: Any = transformers.utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model.set_attn_implementation(name)
+    finally:
+        logging.set_verbosity(level)
+
+
 def reason(error: Exception) -> str:
     """A model's refusal in one line, without a full stop."""
     line = str(error).strip().partition("\n")[0].rstrip(".")

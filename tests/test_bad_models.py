@@ -167,6 +167,6 @@ def test_judge_says_the_path_and_refuses_in_words(
     assert judge.main([str(tmp_path / "falcon")]) == 0
     said = capsys.readouterr().out
     assert "path:        one row at a time" in said
-    assert "because:     only 0 of its 2 layers attend" in said
+    assert "because:     its 2 layers attend 0 times" in said
     assert judge.main([str(tmp_path)]) == 1
     assert "no config.json" in capsys.readouterr().out

@@ -18,9 +18,9 @@ def job(prompt: Iterable[int], **changed: object) -> Request:
         "max_tokens": 16, "temperature": 0.0, "top_p": 1.0, "top_k": 0,
         "repetition_penalty": 1.0, "seed": 7, "stop": (),
     }  # fmt: skip
-    return Request(
-        "chat", ChatJob(tuple(prompt), Settings(**(settings | changed))), (Work("text"),)
-    )
+    asked = ChatJob(tuple(prompt), Settings(**(settings | changed)))
+    serial = Work("text", 1, asked.settings.max_tokens, serial=True)
+    return Request("chat", asked, (Work("text", 1, len(asked.prompt)), serial))
 
 
 class Driver:

@@ -62,7 +62,7 @@ class Ticker:
     def until(self, holds: Callable[[], bool]) -> None:
         """Tick until something holds; an engine with nothing to do is a failure."""
         while not holds():
-            assert self.tick() is not None, "the engine has nothing to do"
+            assert self.tick() is not None, f"the engine has nothing to do: {self.ended}"
 
     def park(self, id: str) -> None:
         self.engine.park(id)

@@ -96,13 +96,8 @@ def write_words(folder: Path) -> Path:
 def write_model(folder: Path, family: str, **changed: object) -> Path:
     """A random model of a family; its weights are large, so that logits lie far apart."""
     torch.manual_seed(0)
-    fields = {
-        "vocab_size": VOCABULARY,
-        "pad_token_id": 0,
-        **(PACKED | ALONE).get(family, {}),
-        **changed,
-    }
-    config = CONFIG_MAPPING[family](**fields, bos_token_id=256, eos_token_id=257)
+    common = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 256, "eos_token_id": 257}
+    config = CONFIG_MAPPING[family](**(common | (PACKED | ALONE).get(family, {}) | changed))
     model = AutoModelForCausalLM.from_config(config).eval()
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
