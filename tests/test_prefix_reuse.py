@@ -102,14 +102,14 @@ def test_what_a_failed_call_wrote_is_never_found(
     request = job(range(30), max_tokens=5)
     driver = Driver(pipeline)
     driver.add(replace(request, session="me"))
-    real = pipeline._packed.forward
+    real = pipeline._known().body.forward
 
     def spoilt(*given: object) -> object:
         real(*given)
         raise RuntimeError("after it wrote")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline._packed, "forward", spoilt)
+        patch.setattr(pipeline._known().body, "forward", spoilt)
         with pytest.raises(RuntimeError, match="after it wrote"):
             driver.call()
     pipeline.close(driver.rows[0])
