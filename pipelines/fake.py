@@ -101,6 +101,7 @@ class FakePipeline:
         unit: float = 0.0001,
         load: float = 0.0,
         memory: int = 0,
+        target: float | None = None,
         out_of_memory_at: float = 0.0,
         needs: str = "",
         spend: Callable[[float], None] = time.sleep,
@@ -112,6 +113,7 @@ class FakePipeline:
         self._forward, self._row, self._unit = forward, row, unit
         self._load = load
         self._memory = memory  # units there are; 0 for no limit
+        self._target = target  # what its card says
         self._out_of_memory_at = out_of_memory_at  # weighted rows; 0 for never
         self._needs = needs  # a file without which it does not load
         self._spend = spend
@@ -126,8 +128,8 @@ class FakePipeline:
         for part in range(4):
             tell(part / 4, "Pretending to load a model")
             self._spend(self._load / 4)
-        limits = {"context": 8192}
-        return Card(limits, self._memory, 1.0, {"model": "a pretended model", "device": "none"})
+        words = {"model": "a pretended model", "device": "none"}
+        return Card({"context": 8192}, self._memory, 1.0, words, self._target)
 
     def unload(self) -> None:
         self.held.clear()

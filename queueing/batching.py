@@ -85,12 +85,12 @@ class Batcher:
 
     def __init__(
         self,
-        policies: Mapping[str, Policy],
+        policy: Callable[[str], Policy],
         sizes: Callable[[Lane], tuple[int, ...] | None],
         costs: Costs,
         caps: MemoryCaps,
     ) -> None:
-        self._policies = policies
+        self._policy = policy
         self._sizes = sizes
         self._costs = costs
         self._caps = caps
@@ -166,7 +166,7 @@ class Batcher:
         Time bounds how many whole units of work ride and how large a divisible one is; it never
         keeps a serial row out, since its next unit would only wait for another call.
         """
-        policy = self._policies[lane[0]]
+        policy = self._policy(lane[0])
         memory, chosen, reason = self._caps.limit(lane), list[Row](), Reason.IDLE
         a, c, b = self._costs.coefficients(lane)
         weight = load = 0.0
@@ -219,7 +219,7 @@ class Batcher:
         """Serial rows get a stride of units; what room is left goes to divisible rows in order, and
         those for whom none is left wait for the next call.
         """
-        policy = self._policies[lane[0]]
+        policy = self._policy(lane[0])
         works = [_work(row) for row in rows]
         fixed = [work for work in works if not work.divisible]
         weight = sum([work.weight for work in fixed])
@@ -268,7 +268,7 @@ class Batcher:
 
     def _hold(self, batch: Batch, now: float) -> float:
         """Until when an incomplete call of single-call rows is held back while a burst arrives."""
-        policy = self._policies[batch.lane[0]]
+        policy = self._policy(batch.lane[0])
         if batch.reason is not Reason.IDLE or batch.weight >= policy.rows:
             return now
         arrivals = [row.arrived for row in batch.rows if row.request.single]

@@ -65,7 +65,7 @@ class Engine:
         self.draining = False
         self.costs = Costs()
         self.caps = MemoryCaps()
-        self._batcher = Batcher(policies, self._models.sizes, self.costs, self.caps)
+        self._batcher = Batcher(self._models.policy, self._models.sizes, self.costs, self.caps)
 
     # Messages
 

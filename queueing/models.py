@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from queueing.clock import Clock
@@ -60,6 +60,10 @@ class Models:
     def pipeline(self, row: Row) -> Pipeline:
         return self._models[row.request.task].pipeline
 
+    def policy(self, task: str) -> Policy:
+        """A task's policy, which takes from the model's card what it leaves open."""
+        return self._models[task].policy
+
     def sizes(self, lane: tuple[str, Key]) -> tuple[int, ...] | None:
         """Row counts that a task's key is compiled for."""
         return self._models[lane[0]].pipeline.sizes(lane[1])
@@ -90,6 +94,8 @@ class Models:
             self._tell(Loaded(task, None, error))
         else:
             model.card, model.loaded = card, True
+            if model.policy.target is None:
+                model.policy = replace(model.policy, target=card.target)
             self._tell(Loaded(task, card))
         return Call(task, "load", Reason.LOAD, (), 1, 0.0, 1.0, seconds, 0.0, error)
 

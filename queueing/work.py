@@ -221,7 +221,7 @@ class Policy:
     rows: int = 8  # weighted rows in one device call
     units: int = 4096  # units in one forward
     wait: float = 0.0  # seconds an incomplete first call is held back; hurts nearly always
-    target: float | None = None  # seconds one device call may take
+    target: float | None = None  # seconds one device call may take; None: as the card says
     timeout: float = 600.0  # seconds from submit to end, time spent parked not counted
     priority: Priority = Priority.STANDARD
     overcommit: float = 1.0  # bytes promised over bytes there are
@@ -237,6 +237,7 @@ class Card:
     bytes: int = 0  # device memory for rows; 0 means rows need none
     bytes_per_unit: float = 0.0
     details: Mapping[str, str] = field(default_factory=dict)
+    target: float | None = None  # seconds that suit a call on this device, where people watch
 
 
 @message

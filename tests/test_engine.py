@@ -186,6 +186,14 @@ def test_the_latency_target_bounds_a_call_once_costs_are_known():
     assert any(call.reason is Reason.BUDGET for call in bench.calls[before:])
 
 
+def test_a_policy_without_a_target_takes_the_one_of_the_models_card():
+    bench = Bench(Policy(rows=4, units=10_000), unit=0.001, target=0.05)
+    bench.start(request("long", FakeJob(Kind.STREAM, 400, 2)))
+    bench.run()
+    assert max(call.seconds for call in bench.calls[5:]) <= 0.06
+    assert any(call.reason is Reason.BUDGET for call in bench.calls)
+
+
 def test_a_target_never_keeps_decode_rows_apart_and_a_prompt_always_moves_on():
     bench = Bench(Policy(rows=8, units=10_000, target=0.05), forward=0.02, row=0.01, unit=0.001)
     for i in range(6):
