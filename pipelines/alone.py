@@ -8,6 +8,7 @@ failed can be repeated. It does not know requests, sampling or text.
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.proof import LENGTHS, must_agree
+from pipelines.device import short_of_memory
+from pipelines.proof import LENGTHS, REFUSALS, must_agree
 
 _NAMES = ("cache", "past_key_values", "cache_params", "state")  # of what a model hands on
 _FINEST = 1024  # tokens that memory of constant size counts for at most
@@ -75,13 +77,18 @@ class AloneModel:
             raise NotImplementedError("it takes no cache from which a row could be continued")
         try:
             self._compare(rows, wanted)
-        except NotImplementedError:
+        except REFUSALS as error:
+            if short_of_memory(error):
+                raise
             self.whole = True
             self._compare(rows, wanted)
 
     def unload(self) -> None:
         """Let go of the model."""
         self.model = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _compare(self, rows: list[list[int]], wanted: list[Tensor]) -> None:
         """Every row up to its last token, then that token, twice, from the same memory."""

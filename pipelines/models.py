@@ -90,8 +90,8 @@ def find(wanted: str | None, task: str, tell: Tell) -> Found:
     hub = from_hub(wanted, None, tell)
     if hub is None:
         raise Unprepared(
-            f"{wanted} is neither a folder here nor a model that the Hub gives; "
-            "check the setting CARPOOL_CHAT_MODEL and the network."
+            f"{wanted} is neither a folder here nor a model that the Hub gives with config.json, "
+            "tokenizer.json and *.safetensors; check CARPOOL_CHAT_MODEL and the network."
         )
     return Found(hub, wanted, wanted, "see the model's own")
 
