@@ -24,6 +24,7 @@ class Ticker:
         self.text: dict[str, str] = {}
         self.marks: dict[str, Mark] = {}
         self.ended: dict[str, Status] = {}
+        self.errors: dict[str, Exception | None] = {}
         self.parked: dict[str, Mark] = {}
         self.calls: list[Call] = []
         self._requests: dict[str, Request] = {}
@@ -52,6 +53,7 @@ class Ticker:
         for id, mark in report.marks.items():
             self.marks[id] += mark
         self.ended.update({id: end.status for id, end in report.ended.items()})
+        self.errors.update({id: end.error for id, end in report.ended.items()})
         for id, mark in report.parked.items():
             assert mark == self.marks[id]
             self.parked[id] = mark
