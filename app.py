@@ -7,41 +7,40 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import html
 import json
 import logging
 import os
 import queue
 import signal
+import sys
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import gradio as gr
 from gradio.context import LocalContext
-from gradio.route_utils import FnIndexInferError
-from gradio.utils import get_function_params
-from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from border import GUARDS, Blocks, Over, over
 from pipelines import TASKS, Task, factory
 from pipelines.cache import root
 from pipelines.fronts import check_settings
-from pipelines.talk import SAMPLING, begun, drawn, payload, said, seed_of, spoken, stops_of, summary
+from pipelines.talk import SAMPLING, Question, begun, drawn, said, sampled, spoken, summary
 from queueing.desk import BEAT, Caller, Desk, Phase, Service, View
 from queueing.dispatcher import Dispatcher
 from queueing.limits import Limits
-from queueing.payload import BodyLimit, shaped
+from queueing.lines import badge, dot
 from queueing.people import Person, Signer, secret
 from queueing.process import ProcessWorker
 from queueing.settings import Settings
-from queueing.work import Invalid, TaskState
+from queueing.work import Invalid
 
 logger = logging.getLogger("carpool")
 ASSETS = Path(__file__).parent / "assets"
@@ -55,11 +54,12 @@ SLIDERS = {  # least, most, step, label
     "top_k": (0, 200, 1, "Top k (0: all)"),
     "repetition_penalty": (1, 2, 0.05, "Repetition penalty"),
 }
-LOST = {"detail": "There is no such endpoint or session; /gradio_api/info lists what there is."}
-NOWHERE = dict.fromkeys((FnIndexInferError, KeyError), lambda *_: JSONResponse(LOST, 404))
-GUARDS = {"middleware": [Middleware(BodyLimit)], "exception_handlers": NOWHERE}
+GONE = "The server does not answer"
 OURS = "Something went wrong on our side, and it has been noted. Please try again."
-SHAPE = "data does not have the shape that this endpoint takes; the API page shows it."
+
+
+def script(name: str) -> str:
+    return (ASSETS / f"{name}.js").read_text("utf-8")
 
 
 class Door:
@@ -111,8 +111,19 @@ class Door:
 
     def routes(self) -> list[Route]:
         """Stand before Gradio's own, which end all calls of a tab and ask for no owner."""
-        paths = [f"/gradio_api/{name}" for name in ("cancel", "cancel/", "reset", "reset/")]
-        return [Route(path, self._end, methods=["POST"]) for path in paths]
+        ends = [f"/gradio_api/{name}" for name in ("cancel", "cancel/", "reset", "reset/")]
+        calls = [f"/gradio_api/call/{version}{{name}}/{{id}}" for version in ("", "v2/")]
+        return [
+            *(Route(path, self._end, methods=["POST"]) for path in ends),
+            *(Over(path, over) for path in ("/gradio_api/queue/data", *calls)),
+            Route("/model", self._watch),
+        ]
+
+    async def _watch(self, _: Request) -> StreamingResponse:
+        """What the model does, told at every change for as long as somebody looks."""
+        states = self.dispatcher.states("chat")
+        events = (f"data: {badge(state)}\n\n" async for state in states)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     async def _end(self, http: Request) -> JSONResponse:
         """One call, for its owner: its tab, or with /reset, which names no tab, its person."""
@@ -138,26 +149,6 @@ class Door:
         return self.signer.person(login, token, address)
 
 
-class Blocks(gr.Blocks):
-    """Blocks that refuse a payload of the wrong shape in words, and keep no conversation."""
-
-    async def preprocess_data(self, block_fn: Any, inputs: Any, state: Any, *rest: Any) -> Any:
-        if state is not None:  # where Gradio would keep the last values of a tab for an hour
-            state._update_value_in_config = lambda *_: None
-        blocks = block_fn.inputs
-        names = [name for name, *_ in get_function_params(block_fn.fn)]
-        names += [str(block._id) for block in blocks[len(names) :]]
-        defaults = {name: block.value for name, block in zip(names, blocks, strict=True)}
-        try:
-            return await super().preprocess_data(block_fn, shaped(inputs, defaults), state, *rest)
-        except gr.Error as error:
-            error.print_exception = False
-            raise
-        except Exception as error:
-            text = str(error) if isinstance(error, Invalid) else SHAPE
-            raise gr.Error(text, print_exception=False) from error
-
-
 class ChatPage:
     """A conversation that lives in the browser, and the same chat as an endpoint for programs."""
 
@@ -171,9 +162,10 @@ class ChatPage:
     def _lay_out(self) -> None:
         self.token = gr.BrowserState(None, storage_key="carpool-person", secret="carpool")
         self.ride = gr.Textbox("", visible=False)
+        self.news = gr.JSON({}, visible="hidden")  # which message was taken, or comes back
         with gr.Row(elem_id="top"):
             gr.HTML("<h1>Carpool</h1><p>Many people, one model, one batch</p>", elem_id="name")
-            self.badge = gr.HTML(badge(TaskState()), elem_id="badge")
+            gr.HTML("", elem_id="badge", js_on_load=script("badge"), gone=dot("failed", GONE))
             if os.environ.get("OAUTH_CLIENT_ID"):
                 gr.LoginButton(size="sm", min_width=120)
         examples = json.loads((ASSETS / "examples.json").read_text("utf-8"))
@@ -191,11 +183,13 @@ class ChatPage:
         page = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
         talk, inputs = self.chatbot, [self.box, self.chatbot, self.token, *self.settings]
         triggers = [self.box.submit, talk.example_select, talk.retry, talk.edit]
-        gr.on(triggers, self.turn, inputs, [talk, self.box, self.line, self.ride], **page)
+        gr.on(
+            triggers, self.turn, inputs, [talk, self.box, self.line, self.ride, self.news], **page
+        )
         self.box.stop(self.stop, self.ride, queue=False, **page)
         self.chatbot.clear(self.clear, self.ride, self.line, queue=False, **page)
         self.blocks.load(self.arrive, self.token, self.token, queue=False, **page)
-        self.blocks.load(self.watch, None, self.badge, **page)
+        self.news.change(None, [self.news, self.box], self.box, js=script("box"), **page)
         gr.api(self.chat, api_name="chat", concurrency_limit=None)
         gr.api(self.identity, api_name="identity", queue=False)
 
@@ -215,12 +209,16 @@ class ChatPage:
     ) -> AsyncIterator[str]:
         """Answer a message, streaming all text so far. history: {"role", "content"} before it."""
         values = (max_tokens, temperature, top_p, top_k, repetition_penalty, seed, stop)
-        asking = payload(system, history, message, dict(zip(SAMPLING, values, strict=True)))
-        async with aclosing(self._door.follow("chat", asking, self._door.caller(request))) as views:
+        sampling = dict(zip(SAMPLING, values, strict=True))
+        asked = Question(system, history, message, sampling)
+        caller, shown, due = self._door.caller(request), "", monotonic() + BEAT
+        async with aclosing(self._door.follow("chat", asked.payload(), caller)) as views:
             async for view in views:
                 if view.phase.terminal and view.phase is not Phase.FINISHED:
-                    raise gr.Error(view.line, print_exception=False)
-                yield view.text
+                    raise gr.Error(asked.in_fields(view.line), print_exception=False)
+                if view.phase.terminal or view.text != shown or monotonic() >= due:
+                    shown, due = view.text, monotonic() + BEAT
+                    yield shown
 
     async def identity(self) -> str:
         """A new signed name. Sent as the header x-carpool-token, it is who you are."""
@@ -236,24 +234,28 @@ class ChatPage:
         *settings: Any,
     ) -> AsyncIterator[dict[Any, Any]]:
         """One answer on the page: to the message, an example, or one asked again or edited."""
-        before, message = begun(event._data, spoken(talk), message)
-        system, *values = settings
-        values[-2:] = seed_of(values[-2]), stops_of(values[-1])
-        asking = payload(system, before, message, dict(zip(SAMPLING, values, strict=True)))
+        typed, (before, message) = message, begun(event._data, spoken(talk), message)
+        asked = Question(settings[0], before, message, sampled(settings[1:]))
         now, shown = [*before, said("user", message)], ""
         caller = self._door.caller(request, token)
-        busy = gr.update(value="", submit_btn=False, stop_btn=True)
-        yield {self.chatbot: drawn(now), self.box: busy, self.ride: caller.id}
-        async with aclosing(self._door.follow("chat", asking, caller)) as views:
+        news = {"id": caller.id, "taken": message if message == typed else ""}
+        busy = gr.update(submit_btn=False, stop_btn=True)
+        first = {self.chatbot: drawn(now), self.box: busy, self.ride: caller.id}
+        yield {**first, self.news: news}
+        async with aclosing(self._door.follow("chat", asked.payload(), caller)) as views:
             async for view in views:
-                update: dict[Any, Any] = {self.line: dot(view.phase, view.line)}
+                line = asked.in_words(view.line)
+                update: dict[Any, Any] = {self.line: dot(view.phase, line)}
                 if view.text != shown:
                     shown = view.text
                     update[self.chatbot] = drawn([*now, said("assistant", shown)])
                 if view.phase.terminal:
                     update[self.box] = gr.update(submit_btn=True, stop_btn=False)
                 if view.phase is Phase.REFUSED:  # as if it had not been sent
-                    update[self.chatbot], update[self.box]["value"] = drawn(before), message
+                    update |= {
+                        self.chatbot: drawn(before),
+                        self.news: {"id": caller.id, "back": message},
+                    }
                 if view.phase is Phase.FORGOTTEN:
                     update[self.chatbot] = []
                 yield update
@@ -268,14 +270,6 @@ class ChatPage:
     async def arrive(self, token: Any):
         """A browser that is new here, or whose name is not ours, gets one."""
         return gr.skip() if self._door.signer.name(token) else self._door.signer.issue()
-
-    async def watch(self) -> AsyncIterator[str]:
-        """What the model does, until it is there."""
-        dispatcher = self._door.dispatcher
-        while (state := dispatcher.state("chat")).card is None and not state.error:
-            yield badge(state)
-            await dispatcher.loaded("chat", BEAT)
-        yield badge(state)
 
 
 def _settings() -> list[gr.components.Component]:
@@ -292,45 +286,34 @@ def _settings() -> list[gr.components.Component]:
     return [system, *sliders, seed, stop]
 
 
-def dot(phase: str, line: str) -> str:
-    """A sentence behind a dot whose colour says the same at a glance."""
-    return f'<p class="{phase}" role="status"><i></i><span>{html.escape(line)}</span></p>'
-
-
-def badge(state: TaskState) -> str:
-    """The model's name when it is there, else what is being done about it."""
-    if state.card is not None:
-        return dot("ready", state.card.details.get("model", "The model is there"))
-    if state.error:
-        return dot("failed", state.error)
-    bar = f'<div class="bar"><b style="width: {state.fraction:.0%}"></b></div>'
-    return dot("loading", f"{state.text.rstrip('.')}, {state.fraction:.0%}") + bar
-
-
 def launch(door: Door, page: ChatPage, settings: Settings) -> None:
-    page.blocks.launch(
-        server_port=settings.port,
-        share=settings.share,
-        max_threads=door.calls,
-        app_kwargs={"lifespan": door.lifespan, "routes": door.routes(), **GUARDS},
-        theme=gr.themes.Base(primary_hue="teal", neutral_hue="stone", radius_size="lg"),
-        css_paths=ASSETS / "style.css",
-        footer_links=["api", "settings"],
-        show_error=True,
-        run_history=False,
-        enable_monitoring=False,
-        state_session_capacity=1000,
-        prevent_thread_lock=True,
-    )
+    """Open the page and say where it is; raises Invalid where it cannot be."""
+    try:
+        page.blocks.launch(
+            server_port=settings.port,
+            share=settings.share,
+            max_threads=door.calls,
+            app_kwargs={"lifespan": door.lifespan, "routes": door.routes(), **GUARDS},
+            theme=gr.themes.Base(primary_hue="teal", neutral_hue="stone", radius_size="lg"),
+            css_paths=ASSETS / "style.css",
+            footer_links=["api", "settings"],
+            show_error=True,
+            run_history=False,
+            enable_monitoring=False,
+            state_session_capacity=1000,
+            prevent_thread_lock=True,
+            quiet=True,  # Gradio's hints are for whoever writes its launch()
+        )
+    except OSError as error:
+        port = f"CARPOOL_PORT is {settings.port}, which" if settings.port else "Every port tried"
+        raise Invalid(f"{port} is in use or not allowed; choose another.") from error
+    hint = "" if settings.share else "* For a public link as well: make run ARGUMENTS=--share\n"
+    sys.stdout.write(f"* Running on local URL:  {page.blocks.local_url.rstrip('/')}\n{hint}")
+    sys.stdout.flush()
 
 
-def main() -> None:
-    """Serve until told to stop, then leave nothing running."""
-    arguments = argparse.ArgumentParser(description="Many people, one GPU, one fair queue.")
-    arguments.add_argument("--share", action="store_true", help="open a public link as well")
-    settings = Settings.read(os.environ)
-    settings = replace(settings, share=settings.share or arguments.parse_args().share)
-    logging.basicConfig(level=settings.log, format="%(levelname)s %(name)s: %(message)s")
+def serve(settings: Settings) -> None:
+    """Until told to stop; then leave nothing running."""
     # Gradio sums up every event with pandas for a monitoring page that is off here.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000000")
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "1")
@@ -344,6 +327,19 @@ def main() -> None:
     stop.get()
     door.close()
     page.blocks.close(verbose=False)
+
+
+def main() -> None:
+    """What the command line and the environment say, judged before anything starts."""
+    arguments = argparse.ArgumentParser(description="Many people, one GPU, one fair queue.")
+    arguments.add_argument("--share", action="store_true", help="open a public link as well")
+    share = arguments.parse_args().share
+    try:
+        settings = Settings.read(os.environ)
+        logging.basicConfig(level=settings.log, format="%(levelname)s %(name)s: %(message)s")
+        serve(replace(settings, share=settings.share or share))
+    except Invalid as error:
+        arguments.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -53,3 +53,8 @@ class ChatResult:
     prompt_tokens: int
     output_tokens: int
     seed: int
+
+
+def counted(number: int, thing: str) -> str:
+    """So many of a thing, in the singular where there is one."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

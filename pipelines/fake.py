@@ -16,12 +16,11 @@ from enum import StrEnum
 from typing import Any
 
 from pipelines.chat import ChatResult
-from pipelines.fronts import check_settings
+from pipelines.fronts import check_settings, too_long
 from queueing.work import (
     Advance,
     Card,
     CarpoolError,
-    Invalid,
     Key,
     Mark,
     OutOfMemory,
@@ -128,8 +127,9 @@ class FakePipeline:
         for part in range(4):
             tell(part / 4, "Pretending to load a model")
             self._spend(self._load / 4)
+        limits = {"context": 8192, "vocabulary": 16**5}
         words = {"model": "a pretended model", "device": "none"}
-        return Card({"context": 8192}, self._memory, 1.0, words, self._target)
+        return Card(limits, self._memory, 1.0, words, self._target)
 
     def unload(self) -> None:
         self.held.clear()
@@ -233,16 +233,11 @@ class ChatFront:
 
     task = "chat"
 
-    def check_settings(self, payload: Any) -> None:
-        check_settings(payload)
-
     def check(self, payload: Any, card: Card) -> Request:
-        settings, context = check_settings(payload), card.limits["context"]
+        settings, context = check_settings(payload, card.limits), card.limits["context"]
         length = sum(len(message["content"]) // 4 + 1 for message in payload["messages"])
         if length >= context:
-            raise Invalid(
-                f"messages have {length} tokens and the context is {context}; shorten them."
-            )
+            raise too_long(length, context)
         steps = min(settings.max_tokens, context - length)
         result = ChatResult("length", length, steps, settings.seed)
         job = FakeJob(Kind.STREAM, length, steps, settings.seed, result=result)

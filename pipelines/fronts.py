@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.chat import ChatJob, Settings
+from pipelines.chat import ChatJob, Settings, counted
 from pipelines.template import Conversation
 from queueing.work import Card, Invalid, Request, Work
 
@@ -52,17 +52,14 @@ class ChatFront:
     def check(self, payload: Any, card: Card) -> Request:
         """Raises Invalid."""
         context = card.limits["context"]
-        settings = check_settings(payload, context)
+        settings = check_settings(payload, card.limits)
         messages: list[dict[str, str]] = payload["messages"]
         _check_length(messages, context)
         conversation = self._conversation(card.details["folder"])
         prompt = conversation.tokens(messages)
         room = context - len(prompt)
         if room < 1:
-            raise Invalid(
-                f"messages have {len(prompt):,} tokens, and the context of {context:,} must hold "
-                f"an answer too; shorten the conversation by {1 - room:,} tokens or more."
-            )
+            raise too_long(len(prompt), context)
         # A limit, not a promise: near the end of the context an answer has what is left.
         settings = settings.limited(room)
         job = ChatJob(prompt, settings, conversation.public(prompt))
@@ -76,8 +73,12 @@ class ChatFront:
         return found
 
 
-def check_settings(payload: Any, context: int = 1 << 24) -> Settings:
-    """What can be judged before a model is there; a missing seed is drawn. Raises Invalid."""
+def check_settings(payload: Any, limits: Mapping[str, int] | None = None) -> Settings:
+    """What needs no tokens; a missing seed is drawn. Raises Invalid.
+
+    `limits` are the model's; before it is there, what is above them is not yet refused.
+    """
+    context, vocabulary = (limits or {}).get("context"), (limits or {}).get("vocabulary")
     if not isinstance(payload, Mapping):
         raise Invalid(f"A chat is an object with the field messages, not {_kind(payload)}.")
     unknown = sorted(str(name)[:40] for name in payload.keys() - FIELDS)
@@ -88,10 +89,10 @@ def check_settings(payload: Any, context: int = 1 << 24) -> Settings:
     if seed is None:
         seed = secrets.randbelow(1 << 32)  # short enough to be copied, and exact in a browser
     return Settings(
-        max_tokens=_whole("max_tokens", payload, min(ANSWER, context), 1, context),
+        max_tokens=_whole("max_tokens", payload, min(ANSWER, context or ANSWER), 1, context),
         temperature=_number("temperature", payload, 1.0, 0.0, HOTTEST),
         top_p=_number("top_p", payload, 1.0, 0.0, 1.0, above=True),
-        top_k=_whole("top_k", payload, 0, 0, 1 << 24),
+        top_k=_whole("top_k", payload, 0, 0, vocabulary),
         repetition_penalty=_number("repetition_penalty", payload, 1.0, *PENALTY),
         seed=_whole("seed", {"seed": seed}, 0, SEED_LOW, SEED_HIGH),
         stop=_stops(payload.get("stop")),
@@ -104,19 +105,19 @@ def _check_messages(messages: Any) -> None:
             f"messages is {_kind(messages)}; give a list of objects with role and content."
         )
     if not 1 <= len(messages) <= MESSAGES:
-        raise Invalid(f"messages has {len(messages):,} entries; give 1 to {MESSAGES:,}.")
+        raise Invalid(f"There are {len(messages):,} entries in messages; give 1 to {MESSAGES:,}.")
     for place, message in enumerate(messages):
         _check_message(f"messages[{place}]", message, place)
     total = sum(len(message["content"]) for message in messages)
     if total > CHARACTERS:
         raise Invalid(
-            f"messages have {total:,} characters together; at most {CHARACTERS:,} are taken. "
-            "Shorten the conversation."
+            f"There are {total:,} characters in messages; at most {CHARACTERS:,} are taken. "
+            "Shorten them."
         )
     for place, message in enumerate(messages):
         _check_unicode(f"messages[{place}].content", message["content"])
     if messages[-1]["role"] != "user":
-        raise Invalid("messages must end with one of role user, the one to be answered.")
+        raise Invalid("The last of messages must have the role user: it is the one to be answered.")
 
 
 def _check_message(name: str, message: Any, place: int) -> None:
@@ -126,11 +127,20 @@ def _check_message(name: str, message: Any, place: int) -> None:
     if not isinstance(role, str) or role not in ROLES:
         raise Invalid(f"{name}.role is {_shown(role)}; it must be one of {', '.join(ROLES)}.")
     if role == "system" and place > 0:
-        raise Invalid(f"{name}.role is system; only the first message may be.")
+        raise Invalid(f"{name}.role is system; only one message may be, the first of all.")
     if not isinstance(content, str):
         raise Invalid(f"{name}.content is {_kind(content)}; give text.")
     if role == "user" and not content.strip():
         raise Invalid(f"{name}.content is empty; write at least one character that shows.")
+
+
+def too_long(tokens: int, context: int) -> Invalid:
+    """For a conversation after which there is no room for an answer."""
+    over = counted(tokens + 1 - context, "token")
+    return Invalid(
+        f"There are {counted(tokens, 'token')} in messages, and the context of {context:,} "
+        f"must hold an answer too; shorten them by {over} or more."
+    )
 
 
 def _check_length(messages: Sequence[Mapping[str, str]], context: int) -> None:
@@ -138,8 +148,8 @@ def _check_length(messages: Sequence[Mapping[str, str]], context: int) -> None:
     total, most = sum(len(message["content"]) for message in messages), context * PER_TOKEN
     if total > most:
         raise Invalid(
-            f"messages have {total:,} characters together; a model with a context of {context:,} "
-            f"tokens takes at most {most:,}. Shorten the conversation."
+            f"There are {total:,} characters in messages; a model with a context of {context:,} "
+            f"tokens takes at most {most:,}. Shorten them."
         )
 
 
@@ -189,17 +199,17 @@ def _number(
     return float(value)
 
 
-def _whole(name: str, payload: Mapping[str, Any], missing: int, low: int, high: int) -> int:
-    """A whole number; 3.0 is one, because in JSON it may be."""
+def _whole(name: str, payload: Mapping[str, Any], missing: int, low: int, high: int | None) -> int:
+    """A whole number; 3.0 is one, because in JSON it may be. `high` None: not known yet."""
     value = payload.get(name)
     if value is None:
         return missing
-    limits = f"from {low} to {high}"
+    limits = f"of at least {low}" if high is None else f"from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Invalid(f"{name} is {_kind(value)}; give a whole number {limits}.")
     if isinstance(value, float) and (not math.isfinite(value) or not value.is_integer()):
         raise Invalid(f"{name} is {_shown(value)}; give a whole number {limits}.")
-    if not low <= value <= high:
+    if not low <= value <= (value if high is None else high):
         raise Invalid(f"{name} is {_shown(value)}; give a whole number {limits}.")
     return int(value)
 

@@ -5,8 +5,12 @@ It judges nothing and knows no model: whatever a caller sent is put there for th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from pipelines.chat import counted
 
 Message: TypeAlias = dict[str, Any]
 
@@ -18,6 +22,17 @@ SAMPLING: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
     "seed": None,
     "stop": None,
+}
+LABELS: Mapping[str, str] = {  # on the page
+    "system": "The system prompt",
+    "message": "Your message",
+    "max_tokens": "The longest answer",
+    "temperature": "The temperature",
+    "top_p": "Top p",
+    "top_k": "Top k",
+    "repetition_penalty": "The repetition penalty",
+    "seed": "The seed",
+    "stop": "The list of stop strings",
 }
 
 
@@ -57,24 +72,81 @@ def begun(data: Any, talk: list[Message], message: str) -> tuple[list[Message], 
     return before, str(value) if "previous_value" in data else again  # edited, or asked again
 
 
-def seed_of(text: Any) -> int | str | None:
-    """A seed as it was written; what is no number is for the front to refuse."""
+def sampled(written: Sequence[Any]) -> dict[str, Any]:
+    """What `SAMPLING` names, from the page's settings; what is wrong there is left to the front."""
+    *numbers, seed, stop = written
+    return dict(zip(SAMPLING, (*numbers, _seed(seed), _stops(stop)), strict=True))
+
+
+def _seed(text: Any) -> int | str | None:
     text = str(text or "").strip()
     return int(text) if text.lstrip("-").isdecimal() and len(text) < 40 else text or None
 
 
-def stops_of(text: Any) -> list[str]:
+def _stops(text: Any) -> list[str]:
     """Stop strings, one a line."""
     return [line for line in str(text or "").splitlines() if line]
 
 
-def payload(system: Any, history: Any, message: Any, sampling: Mapping[str, Any]) -> Message:
-    """What the chat front checks: the system prompt if any, what was said, and the message."""
-    messages = [] if history is None else history
-    if isinstance(messages, list):  # the front refuses anything else
-        first = [] if system in ("", None) else [said("system", system)]
-        messages = [*first, *messages, said("user", message)]
-    return {"messages": messages, **sampling}
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A message to answer with what belongs to it, and how its caller calls the parts.
+
+    A front knows one list of messages, and names places in it when it refuses one.
+    """
+
+    system: Any
+    history: Any
+    message: Any
+    sampling: Mapping[str, Any]
+
+    def payload(self) -> Message:
+        """What the chat front checks: the system prompt if any, what was said, and the message."""
+        messages = [] if self.history is None else self.history
+        if isinstance(messages, list):  # the front refuses anything else
+            first = [said("system", self.system)] if self._first else []
+            messages = [*first, *messages, said("user", self.message)]
+        return {"messages": messages, **self.sampling}
+
+    def in_fields(self, line: str) -> str:
+        """A refusal by the names of the endpoint's fields."""
+        line = re.sub(r"\bmessages\[(\d+)\](\.\w+)?", self._field, line, count=1)
+        return re.sub(r"\bmessages\b", self._fields(), line, count=1)
+
+    def in_words(self, line: str) -> str:
+        """A refusal in the words of the page."""
+        line = re.sub(r"\bmessages\[(\d+)\](\.\w+)?", self._words, line, count=1)
+        line = re.sub(r"\bmessages\b", "the conversation", line, count=1)
+        return re.sub(rf"^({'|'.join(LABELS)})\b(?:\[(\d+)\])?", _label, line)
+
+    @property
+    def _first(self) -> bool:
+        """Whether a system prompt comes before the history."""
+        return self.system not in ("", None)
+
+    def _place(self, text: str) -> int | str:
+        """The place in the history that a place in the list is, or which other field."""
+        place, said_before = int(text) - self._first, len(self.history or ())
+        return "system" if place < 0 else "message" if place == said_before else place
+
+    def _field(self, found: re.Match[str]) -> str:
+        place = self._place(found[1])
+        return place if isinstance(place, str) else f"history[{place}]{found[2] or ''}"
+
+    def _words(self, found: re.Match[str]) -> str:
+        place = self._place(found[1])
+        return LABELS[place] if isinstance(place, str) else f"Message {place + 1} above"
+
+    def _fields(self) -> str:
+        if not isinstance(self.history, list | None):
+            return "history"
+        names = ["system"] * self._first + ["history"] * bool(self.history) + ["message"]
+        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _label(found: re.Match[str]) -> str:
+    number = "" if found[2] is None else f", number {int(found[2]) + 1},"
+    return LABELS[found[1]] + number
 
 
 def _text(part: Any) -> str:
@@ -88,4 +160,4 @@ def summary(result: Any, took: float, ran: float) -> str:
     cut = ", cut at the longest answer" if result.reason == "length" else ""
     count = result.output_tokens
     rate = f"{count / max(ran, 1e-3):.1f} tokens/s"
-    return f"{count} tokens in {took:.1f} s{cut} · {rate} · seed {result.seed}"
+    return f"{counted(count, 'token')} in {took:.1f} s{cut} · {rate} · seed {result.seed}"

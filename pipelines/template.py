@@ -97,7 +97,7 @@ class Conversation:
                 tokens += self._encode(self._plain, messages[int(piece)]["content"])
             elif mark in piece:
                 raise Invalid(
-                    "messages contain the text of a control token, which this model's template "
+                    "There is the text of a control token in messages, which this model's template "
                     "cannot carry safely; remove it."
                 )
             elif piece:
@@ -110,7 +110,9 @@ class Conversation:
                 messages=messages, add_generation_prompt=True, **self._words
             )
         except TemplateError as error:
-            raise Invalid(f"messages do not suit this model's chat template: {error}") from error
+            raise Invalid(
+                f"This model's chat template does not take messages as they are: {error}"
+            ) from error
 
     def _controls_of(self, tokens: Sequence[int]) -> list[int]:
         return [token for token in tokens if token in self._controls]

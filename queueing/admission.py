@@ -177,6 +177,10 @@ class Admission:
                 self.queue.push(ticket, front=True)
         station.alive, station.calling, station.room = False, None, {}
         station.promised.clear()
+        if not any(one.alive for one in self._stations):  # nobody has the models now
+            self.states = {
+                task: TaskState(text="The worker is restarting.") for task in self.states
+            }
         self.metrics.restarts += 1
         self.fill()
 

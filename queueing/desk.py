@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Any
 
 from queueing.dispatcher import Dispatcher
-from queueing.forecast import Place
+from queueing.lines import loading_line, restarting_line, running_line, waiting_line
 from queueing.people import Person
 from queueing.stream import Stream
-from queueing.work import Front, Full, Invalid, Status, TaskState
+from queueing.work import Front, Full, Invalid, Status
 
 BEAT = 0.9  # seconds: at least one View in each, because only a yield notices a caller that left
 PACE = 1 / 12  # seconds between two Views of one ride, longer when many ride
@@ -125,9 +125,10 @@ class Desk:
 
     async def _views(self, ride: Ride, task: str, payload: Any) -> AsyncIterator[View]:
         service = self._services[task]
-        service.judge(payload)
         self.dispatcher.reload(task)
         state = self.dispatcher.state(task)
+        if state.card is None:  # refused now rather than after it has waited
+            service.judge(payload)
         while state.card is None and not ride.stopped:
             if state.error:
                 yield View(Phase.FAILED, f"The model could not be loaded. {state.error}")
@@ -150,12 +151,15 @@ class Desk:
     async def _stream_views(self, task: str, stream: Stream) -> AsyncIterator[View]:
         version = stream.version
         while not stream.status.terminal:
-            yield self._view(stream)
+            yield self._view(task, stream)
             await asyncio.sleep(self._pace())
             version = await stream.changed(version, BEAT - self._pace())
         yield self._last(task, stream)
 
-    def _view(self, stream: Stream) -> View:
+    def _view(self, task: str, stream: Stream) -> View:
+        state = self.dispatcher.state(task)
+        if state.card is None:
+            return View(Phase.LOADING, restarting_line(state, stream), stream.text)
         if stream.status is Status.WAITING:
             return View(Phase.WAITING, waiting_line(self.dispatcher.place(stream.id)))
         return View(Phase.RUNNING, running_line(stream), stream.text)
@@ -177,31 +181,3 @@ class Desk:
         stream = ride.stream
         if stream is not None and not stream.status.terminal:
             asyncio.get_running_loop().call_later(self._grace, stream.cancel)
-
-
-def loading_line(state: TaskState) -> str:
-    what = state.text.rstrip(". ") or "starting"
-    return f"The model is loading, {state.fraction:.0%}: {what}. Your turn comes right after"
-
-
-def waiting_line(place: Place | None) -> str:
-    if place is None:
-        return "About to start"
-    where = "Next in line" if place.position == 1 else f"Number {place.position} in line"
-    return where if place.seconds is None else f"{where}, about {spell(place.seconds)} to go"
-
-
-def running_line(stream: Stream) -> str:
-    if stream.status is Status.PARKED:
-        return "Paused to let others ride, continues soon"
-    doing = "Writing" if stream.text else "Reading"
-    if stream.riders == 0:
-        return doing
-    return f"{doing}, {'alone' if stream.riders == 1 else f'{stream.riders} share'} in this batch"
-
-
-def spell(seconds: float) -> str:
-    """A duration in the words of a waiting room."""
-    if seconds < 1:
-        return "a second"
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

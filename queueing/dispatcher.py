@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from queueing.admission import Admission
@@ -64,6 +64,7 @@ class Dispatcher:
     async def close(self) -> None:
         """End every request and every worker."""
         self._closing.set()
+        self._tell()
         for id in self._admission.inside():
             self._admission.cancel(id, "The server is going down; please try again in a minute")
         if self._expiry is not None:
@@ -95,6 +96,7 @@ class Dispatcher:
         """Try again to load a model that could not be loaded."""
         if self.state(task).error:
             self._admission.states[task] = TaskState(text="Trying again.")
+            self._tell()
             for index in range(len(self._workers)):
                 self._send(index, Load(task))
 
@@ -107,6 +109,18 @@ class Dispatcher:
             await asyncio.wait((changed,), timeout=seconds)
             changed.cancel()
         return self.state(task)
+
+    async def states(self, task: str) -> AsyncIterator[TaskState]:
+        """The state now and after each change, until the dispatcher closes."""
+        while not self._closing.is_set():
+            changed = self._changed
+            yield self.state(task)
+            await changed.wait()
+
+    def _tell(self) -> None:
+        """Whoever waits for a change of a state gets to see it."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _cancel(self, id: str) -> None:
         self._admission.cancel(id)
@@ -132,6 +146,7 @@ class Dispatcher:
             if self._closing.is_set():
                 return
             self._admission.lost(index)
+            self._tell()
             delay = BACK_OFF[0] if self._clock() - began > STEADY else min(2 * delay, BACK_OFF[1])
             await self._pause(delay)
 
@@ -146,8 +161,7 @@ class Dispatcher:
             for task in self._admission.policies:
                 self._send(index, Load(task))
         if isinstance(message, Loading | Loaded):
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._tell()
 
     def _keep_time(self, deadline: float) -> None:
         """Look for requests that waited too long when the first of them has."""

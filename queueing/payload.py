@@ -1,4 +1,4 @@
-"""What may come through the door at all: bounds on bodies and fields, Unicode, nothing missing.
+"""What may come through the door at all: bounds on bodies and fields, JSON, Unicode.
 
 It knows neither tasks nor pages; what a value means is for a front to judge.
 """
@@ -6,7 +6,7 @@ It knows neither tasks nor pages; what a value means is for a front to judge.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,6 +14,9 @@ from queueing.work import Invalid
 
 BODY = 16_000_000  # bytes of one HTTP request
 FIELD = 1_000_000  # characters of one field, far above what any front accepts
+DEEPEST = 100  # lists and objects inside one another
+DIGITS = 4300  # of a whole number, the most that Python reads
+ASK = 'send an object such as {"data": ["Hello"]} with the header content-type: application/json.'
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -21,37 +24,122 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
+class TooLong(Invalid):
+    """Raised for a body over the limit."""
+
+
 @dataclass(frozen=True, slots=True)
-class BodyLimit:
-    """ASGI middleware: refuses a request body that is too long before anybody reads it."""
+class Gate:
+    """ASGI middleware: a JSON body is read whole, and refused in a sentence if nobody could."""
 
     app: Application
     most: int = BODY
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        length = dict(scope.get("headers", ())).get(b"content-length", b"0")
-        if scope["type"] == "http" and length.isdigit() and int(length) > self.most:
-            await self._refuse(int(length), send)
-        else:
-            await self.app(scope, self._counted(receive), send)
+        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        try:
+            body = await self._read(headers.get(b"content-length", b"0"), receive)
+            if body and b"json" in headers.get(b"content-type", b""):
+                body = opened(body)
+        except Invalid as error:
+            await _refuse(413 if isinstance(error, TooLong) else 400, str(error), send)
+            return
+        if body is not None:
+            await self.app(scope, _again(body, receive), send)
 
-    async def _refuse(self, length: int, send: Send) -> None:
-        text = f"The request body has {length:,} bytes; at most {self.most:,} are taken."
-        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps({"detail": text}).encode()})
-
-    def _counted(self, receive: Receive) -> Receive:
-        """For a body that did not say its length: one beyond the limit counts as hung up."""
-        left = self.most
-
-        async def counted() -> Message:
-            nonlocal left
+    async def _read(self, length: bytes, receive: Receive) -> bytes | None:
+        """The whole body, or None of a caller who hung up before its end."""
+        self._check(int(length) if length.isdigit() else 0)
+        parts, size, more = [], 0, True
+        while more:
             message = await receive()
-            left -= len(message.get("body", b""))
-            return message if left >= 0 else {"type": "http.disconnect"}
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            self._check(size)
+            more = message.get("more_body", False)
+        return b"".join(parts)
 
-        return counted
+    def _check(self, size: int) -> None:
+        if size > self.most:
+            raise TooLong(f"The request body has {size:,} bytes; at most {self.most:,} are taken.")
+
+
+async def _refuse(status: int, text: str, send: Send) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps({"detail": text}).encode()})
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A body that has been read, to be read once more."""
+    parts = iter([body])
+
+    async def again() -> Message:
+        for part in parts:
+            return {"type": "http.request", "body": part, "more_body": False}
+        return await receive()
+
+    return again
+
+
+def opened(body: bytes) -> bytes:
+    """A JSON body as anybody can read it; raises Invalid when it is no object, or too deep.
+
+    A number with more digits than Python reads is cut to the most it does, for a front to refuse
+    by the name of its field.
+    """
+    long: list[str] = []
+
+    def whole(digits: str) -> int:
+        if len(digits) > DIGITS:
+            long.append(digits)
+        return int(digits[:DIGITS])
+
+    try:
+        value = json.loads(body, parse_int=whole)
+    except RecursionError:
+        raise Invalid(_too_deep("")) from None
+    except ValueError as error:
+        why = error.msg.lower() if isinstance(error, json.JSONDecodeError) else "not UTF-8"
+        raise Invalid(f"The body is not JSON ({why}); {ASK}") from None
+    if not isinstance(value, dict):
+        raise Invalid(f"The body is JSON, but no object; {ASK}")
+    for name, item in value.items():
+        _check_depth(name, item)
+    return json.dumps(value).encode() if long else body
+
+
+def _check_depth(name: str, value: Any) -> None:
+    level, depth = [value], 0
+    while level := [one for one in level if isinstance(one, list | dict)]:
+        depth += 1
+        if depth >= DEEPEST:
+            raise Invalid(_too_deep(f" in {name[:40]}"))
+        level = [one for outer in level for one in _inside(outer)]
+
+
+def _inside(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _too_deep(where: str) -> str:
+    return f"Lists or objects{where} stand more than {DEEPEST} deep in one another; send fewer."
+
+
+def misshapen(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first thing that is wrong with the fields of a request, in a sentence."""
+    name = ".".join(str(part) for part in errors[0]["loc"][1:])
+    if not name:
+        return f"The body is not a JSON object; {ASK}"
+    if errors[0]["type"] == "missing":
+        return f"{name} is missing; {ASK}" if name == "data" else f"{name} is missing."
+    text = str(errors[0]["msg"]).replace("Input", name, 1)
+    return f"{text}; {ASK}" if name == "data" else f"{text}."
 
 
 def shaped(values: Sequence[Any], defaults: Mapping[str, Any]) -> list[Any]:

@@ -13,6 +13,8 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from queueing.work import Invalid
+
 LONGEST = 128  # characters of a token; longer ones are not ours
 
 
@@ -54,13 +56,25 @@ class Signer:
 
 
 def secret(given: str, folder: Path) -> bytes:
-    """The given secret, else the one kept in the folder, made once; two processes agree on one."""
+    """The given secret, else the one kept in the folder, made once; two processes agree on one.
+
+    Raises Invalid where nothing can be kept.
+    """
     if given:
         return given.encode()
-    path = folder / "secret"
+    try:
+        return _kept(folder / "secret")
+    except OSError as error:
+        raise Invalid(
+            f"CARPOOL_CACHE is {folder}, where no secret can be kept ({error.strerror}); "
+            "name a folder that can be written, or set CARPOOL_SECRET."
+        ) from error
+
+
+def _kept(path: Path) -> bytes:
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".secret.{secrets.token_hex(8)}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.parent / f".secret.{secrets.token_hex(8)}"
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32))
         try:

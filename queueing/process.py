@@ -195,5 +195,5 @@ if __name__ == "__main__":
     # Run under its real name, so that messages pickle as what the application knows.
     from queueing import process
 
-    logging.basicConfig(level=os.environ.get("CARPOOL_LOG", "WARNING"))
+    logging.basicConfig(level=(os.environ.get("CARPOOL_LOG") or "WARNING").upper())
     process.main(int(sys.argv[1]))

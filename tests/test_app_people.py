@@ -15,7 +15,7 @@ from gradio_client import Client
 from starlette.requests import Request
 
 from app import HEADER, ChatPage, Door
-from queueing.payload import FIELD, BodyLimit, shaped
+from queueing.payload import FIELD, shaped
 from queueing.people import Person, Signer, secret
 from queueing.settings import Settings
 from queueing.work import Invalid
@@ -104,6 +104,12 @@ def test_a_given_secret_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_folder_that_keeps_no_secret_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Invalid, match="CARPOOL_CACHE is .*cache.*Not a directory"):
+        secret("", tmp_path / "file" / "cache")
+
+
 def test_missing_values_are_the_defaults() -> None:
     assert shaped(["Hi"], {"message": None, "seed": 7}) == ["Hi", 7]
 
@@ -148,6 +154,7 @@ import os, signal, sys, app
 
 def launch(self, **given):
     sys.stdout.write(str(given["share"]))
+    self.local_url = "here"
     os.kill(os.getpid(), signal.SIGTERM)
 
 app.Blocks.launch = launch
@@ -162,31 +169,6 @@ def test_the_share_flag_reaches_gradio(tmp_path: Path, arguments: list[str], sha
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (0, shared), done.stderr
-
-
-async def test_a_body_that_did_not_say_its_length_is_cut_off_at_the_limit() -> None:
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        kinds.extend([(await receive())["type"] for _ in range(3)])
-
-    async def chunk() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"12345", "more_body": True}
-
-    kinds: list[str] = []
-    await BodyLimit(application, most=12)({"type": "http", "headers": []}, chunk, chunk)  # type: ignore[arg-type]
-    assert kinds == ["http.request", "http.request", "http.disconnect"]
-
-
-def test_settings_have_defaults_and_names() -> None:
-    assert Settings.read({"CARPOOL_ROWS": "", "OTHER": "1"}) == Settings()
-    given = {
-        "CARPOOL_PIPELINE": "fake",
-        "CARPOOL_ROWS": "4",
-        "CARPOOL_SHARE": "1",
-        "CARPOOL_SECRET": "s",
-        "CARPOOL_GRACE": "2.5",
-        "CARPOOL_LOG": "info",
-        "GRADIO_SERVER_PORT": "81",
-    }
-    assert Settings.read(given) == Settings("fake", 4, 81, True, "s", 2.5, "INFO")
-    assert Settings.read({**given, "CARPOOL_PORT": "82"}).port == 82
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{shared}* Running on local URL:  here")
+    assert ("--share" in done.stdout) == (shared == "False")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 from gradio_client import Client
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -22,6 +23,13 @@ CHROMIUM = next(
 )
 PICTURES = ROOT / "build"
 WAIT = 30_000  # milliseconds
+BADGES = """
+window.badges = [];
+new MutationObserver(() => {
+  const text = document.querySelector("#badge")?.innerText.trim();
+  if (text && text !== window.badges.at(-1)) window.badges.push(text);
+}).observe(document, { subtree: true, childList: true, characterData: true });
+"""
 
 pytestmark = [
     pytest.mark.browser,
@@ -215,7 +223,7 @@ def test_what_is_refused_goes_back_into_the_box(page: Page) -> None:
     page.locator("#settings > button").click()
     page.get_by_label("Seed").fill("a few")
     send(page, "Hello")
-    status(page, "seed")
+    status(page, "The seed is text; give a whole number")
     expect(page.locator("#box textarea")).to_have_value("Hello")
     expect(page.locator("#talk .user-row")).to_have_count(0)
 
@@ -233,6 +241,63 @@ def test_the_page_tells_how_far_the_model_is(browser: Browser, launch: Launch) -
     expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
     context.close()
     app.stop()
+
+
+def test_the_badge_is_true_for_the_life_of_the_page(browser: Browser, launch: Launch) -> None:
+    app = launch(SLOW_LOAD="2")
+    context = browser.new_context()
+    page = context.new_page()
+    page.add_init_script(BADGES)
+    visit(page, app)
+    expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
+    longest(page, 200)
+    send(page, "Hello")
+    status(page, "Writing")
+    said = answer(page)
+    psutil.Process(app.process.pid).children()[0].kill()
+    expect(page.locator("#badge .loading")).to_contain_text("restarting", timeout=WAIT)
+    status(page, "Your answer continues after that")
+    picture(page, "restarting")
+    expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
+    status(page, "200 tokens")
+    assert answer(page).startswith(said.strip())
+    page.reload()
+    expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
+    assert page.evaluate("window.badges") == ["a pretended model"]  # at once, and nothing untrue
+    app.stop()
+    expect(page.locator("#badge .failed")).to_contain_text("does not answer", timeout=WAIT)
+    context.close()
+
+
+def test_what_is_typed_while_a_message_is_taken_stays_in_the_box(page: Page) -> None:
+    longest(page, 2000)
+    box = page.locator("#box textarea")
+    send(page, "First")
+    send(page, "Second")  # within milliseconds
+    status(page, "Writing")
+    expect(page.locator("#talk .user-row")).to_have_text(["First"])
+    expect(box).to_have_value("Second")
+    page.locator("#box .stop-button").click()
+    status(page, "Stopped")
+    box.press("Enter")
+    expect(page.locator("#talk .user-row")).to_have_text(["First", "Second"], timeout=WAIT)
+    expect(box).to_have_value("")
+    page.locator("#box .stop-button").click()
+    status(page, "Stopped")
+    box.fill("Third")
+    page.get_by_label("Retry").click()
+    status(page, "Writing")
+    expect(box).to_have_value("Third")
+    page.locator("#box .stop-button").click()
+    status(page, "Stopped")
+
+
+def test_a_refusal_on_the_page_is_in_the_words_of_the_page(page: Page) -> None:
+    send(page, "   ")
+    status(page, "Your message is empty; write at least one character that shows")
+    send(page, "x" * 40_000)
+    status(page, "tokens in the conversation, and the context of 8,192 must hold an answer too")
+    expect(page.locator("#talk .user-row")).to_have_count(0)
 
 
 def test_a_browser_is_one_person_in_all_its_tabs(browser: Browser, app: App) -> None:

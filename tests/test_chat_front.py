@@ -89,23 +89,27 @@ BAD: list[tuple[Any, str]] = [
     ({}, "messages is missing"),
     ({"messages": "Hello"}, "messages is text"),
     ({"messages": {"role": "user"}}, "messages is an object"),
-    ({"messages": []}, "messages has 0 entries; give 1 to 1,000"),
-    ({"messages": [said("x")] * 1001}, "messages has 1,001 entries"),
+    ({"messages": []}, "There are 0 entries in messages; give 1 to 1,000"),
+    ({"messages": [said("x")] * 1001}, "There are 1,001 entries in messages"),
     ({"messages": ["Hello"]}, r"messages\[0\] is text"),
     ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
     ({"messages": [{"content": "x"}]}, r"messages\[0\].role is missing"),
     ({"messages": [said("x", "tool")]}, r"messages\[0\].role is tool"),
     ({"messages": [said("x", ["user"])]}, r"messages\[0\].role is \['user'\]"),
     ({"messages": [said("x"), said("y", "system")]}, r"messages\[1\].role is system"),
-    ({"messages": [said("x"), said("y", "assistant")]}, "must end with one of role user"),
+    ({"messages": [said("x"), said("y", "assistant")]}, "must have the role user"),
     (asked(""), r"messages\[0\].content is empty"),
     (asked(" \n\t\u3000"), r"messages\[0\].content is empty"),
     (asked(17), r"messages\[0\].content is a number"),
     (asked(["x"]), r"messages\[0\].content is a list"),
     (asked("x\ud800y"), r"messages\[0\].content has an unpaired surrogate at character 2"),
-    (asked("x" * 10_000_000), "10,000,000 characters together; at most 1,000,000"),
-    (asked("x" * (16 * CONTEXT + 1)), "6,401 characters together.*at most 6,400"),
-    (asked("x" * CONTEXT), f"messages have 419 tokens, and the context of {CONTEXT}.*by 20 tokens"),
+    (asked("x" * 10_000_000), "10,000,000 characters in messages; at most 1,000,000"),
+    (asked("x" * (16 * CONTEXT + 1)), "6,401 characters in messages.*at most 6,400"),
+    (
+        asked("x" * CONTEXT),
+        f"There are 419 tokens in messages, and the context of {CONTEXT} .* by 20 tokens or more",
+    ),
+    (asked("x" * (CONTEXT - 19)), f"There are {CONTEXT} tokens.* shorten them by 1 token or more"),
     (asked(extra=1), "no field 'extra'"),
     (asked(**{"x" * 1000: 1}), "no field 'x{40}';"),
     (asked(max_tokens=0), f"max_tokens is 0; give a whole number from 1 to {CONTEXT}"),
@@ -128,6 +132,7 @@ BAD: list[tuple[Any, str]] = [
     (asked(top_p=1.01), "top_p is 1.01"),
     (asked(top_p=NAN), "top_p is nan"),
     (asked(top_k=-1), "top_k is -1"),
+    (asked(top_k=259), "top_k is 259; give a whole number from 0 to 258"),
     (asked(top_k=2.5), "top_k is 2.5"),
     (asked(repetition_penalty=0), "repetition_penalty is 0; give a number from 0.1 to 10"),
     (asked(repetition_penalty=5e-324), "repetition_penalty is 5e-324"),
@@ -155,6 +160,20 @@ def test_what_is_refused(front: ChatFront, card: Card, payload: Any, sentence: s
     assert time.perf_counter() - began < 0.5
     assert len(str(raised.value)) < 300
     str(raised.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0; give a whole number of at least 1."),
+        ({"top_k": -1}, "top_k is -1; give a whole number of at least 0."),
+    ],
+)
+def test_no_limit_is_made_up_before_a_model_is_there(fields: Any, sentence: str) -> None:
+    with pytest.raises(Invalid) as raised:
+        check_settings(asked(**fields))
+    assert str(raised.value) == sentence
+    assert check_settings(asked(max_tokens=10**9, top_k=10**9)).max_tokens == 10**9
 
 
 def test_control_characters_are_kept(front: ChatFront, card: Card) -> None:

@@ -1,0 +1,64 @@
+"""What people read: a sentence for every state of a model and of a request, and its dot on a page.
+
+It changes nothing and knows no transport.
+"""
+
+from __future__ import annotations
+
+import html
+
+from queueing.forecast import Place
+from queueing.stream import Stream
+from queueing.work import Status, TaskState
+
+
+def loading_line(state: TaskState, then: str = "Your turn comes right after") -> str:
+    what = state.text.rstrip(". ") or "starting"
+    return f"The model is loading, {state.fraction:.0%}: {what}. {then}"
+
+
+def restarting_line(state: TaskState, stream: Stream) -> str:
+    """The worker died under a request that was in: nothing of it is lost."""
+    if state.error:
+        return f"The model could not be loaded again. {state.error}"
+    begun = "Your answer continues after that" if stream.text else "Your turn comes right after"
+    return loading_line(state, begun)
+
+
+def waiting_line(place: Place | None) -> str:
+    if place is None:
+        return "About to start"
+    where = "Next in line" if place.position == 1 else f"Number {place.position} in line"
+    return where if place.seconds is None else f"{where}, about {spell(place.seconds)} to go"
+
+
+def running_line(stream: Stream) -> str:
+    if stream.status is Status.PARKED:
+        return "Paused while others ride, continues soon"
+    doing = "Writing" if stream.text else "Reading"
+    if stream.riders == 0:
+        return doing
+    return f"{doing}, {'alone' if stream.riders == 1 else f'{stream.riders} share'} in this batch"
+
+
+def spell(seconds: float) -> str:
+    """A duration in the words of a waiting room."""
+    if seconds < 1:
+        return "a second"
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def dot(phase: str, line: str) -> str:
+    """A sentence behind a dot whose colour says the same at a glance; HTML in one line."""
+    line = html.escape(" ".join(line.split()))
+    return f'<p class="{phase}" role="status"><i></i><span>{line}</span></p>'
+
+
+def badge(state: TaskState) -> str:
+    """The model's name when it is there, else what is being done about it."""
+    if state.card is not None:
+        return dot("ready", state.card.details.get("model", "The model is there"))
+    if state.error:
+        return dot("failed", state.error)
+    bar = f'<div class="bar"><b style="width: {state.fraction:.0%}"></b></div>'
+    return dot("loading", f"{state.text.rstrip('.')}, {state.fraction:.0%}") + bar
