@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
-from queueing.work import Tell
+from queueing.work import CarpoolError, Tell
 
 STAMP = "carpool.json"
 
@@ -51,14 +52,24 @@ def sha256(file: Path) -> str:
 @contextmanager
 def lock(folder: Path, tell: Tell) -> Iterator[None]:
     """One process at a time works on a folder; the kernel lets go when its holder dies."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(folder.name + ".lock").open("w") as held:
+    with _writable(folder.with_name(folder.name + ".lock")) as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             tell(0.0, "Waiting for another process that prepares the same model")
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
+
+
+def _writable(file: Path) -> TextIO:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file.open("w")
+    except OSError as error:
+        raise CarpoolError(
+            f"CARPOOL_CACHE is {file.parent}, where nothing can be kept ({error.strerror}); "
+            "name a folder that can be written."
+        ) from error
 
 
 @contextmanager

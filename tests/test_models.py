@@ -16,6 +16,7 @@ import pytest
 from pipelines import cache, fetch, models
 from pipelines.fetch import Unprepared
 from pipelines.models import Model
+from queueing.work import CarpoolError
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = """
@@ -175,6 +176,28 @@ def test_no_hub_and_no_package_says_what_to_do(home: Path, conversions: list[Pat
 
     with pytest.raises(Unprepared, match="CARPOOL_CHAT_MODEL"):
         models.prepare(replace(fake(home), version="9.9.9"), told)
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "file").write_text("")
+    monkeypatch.setenv("CARPOOL_CACHE", str(home / "file" / "cache"))
+    with pytest.raises(CarpoolError, match="CARPOOL_CACHE is .*cache.*Not a directory"):
+        models.prepare(fake(home), told)
+
+
+def test_progress_counts_what_has_come_once_although_pip_copies_it(
+    home: Path, conversions: list[Path]
+) -> None:
+    heard: list[tuple[float, str]] = []
+    models.prepare(fake(home), lambda *given: heard.append(given))
+    assert [fraction for fraction, _ in heard] == sorted(fraction for fraction, _ in heard)
+    assert heard[0][1].endswith("0 of 0 MB")
+    for name in ("a", "b"):
+        (home / name).write_bytes(b"x" * 10)
+    files = [path for path in home.rglob("*") if path.is_file()]
+    assert fetch._come(home) == max(path.stat().st_size for path in files)
 
 
 def test_two_processes_at_once_convert_once(tmp_path: Path) -> None:
