@@ -41,6 +41,7 @@ class Batch:
     reason: Reason
     weight: float  # weighted rows
     units: float  # weighted units
+    depth: float  # for every unit, the units of its row behind it
     load: float  # weighted units of its widest forward, the measure of memory caps
     forwards: int  # consecutive ones
 
@@ -62,15 +63,17 @@ class Batch:
     @classmethod
     def of(cls, rows: Sequence[Row], grants: Sequence[int], reason: Reason) -> Batch:
         works = tuple([_work(row) for row in rows])
-        weight = units = load = 0.0
+        weight = units = depth = load = 0.0
         forwards = 1
-        for work, grant in zip(works, grants, strict=True):
+        for row, work, grant in zip(rows, works, grants, strict=True):
             weight += work.weight
             units += work.weight * grant
+            depth += work.weight * grant * row.behind
             load += work.weight * (1 if work.serial else grant)
             forwards = max(forwards, grant) if work.serial else forwards
         lane = rows[0].request.task, works[0].key
-        return cls(lane, tuple(rows), works, tuple(grants), reason, weight, units, load, forwards)
+        sums = weight, units, depth, load, forwards
+        return cls(lane, tuple(rows), works, tuple(grants), reason, *sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,8 @@ class Batcher:
 
     def seconds(self, batch: Batch) -> float:
         """Predicted seconds of a call."""
-        return self._costs.seconds(batch.lane, batch.forwards, batch.weight, batch.units)
+        sums = batch.forwards, batch.weight, batch.units, batch.depth
+        return self._costs.seconds(batch.lane, *sums)
 
     def _pick(self, lanes: Mapping[Lane, list[Row]], now: float) -> Lane:
         """The lane that has the device keeps it for a quantum, unless a higher class waits
@@ -168,7 +172,7 @@ class Batcher:
         """
         policy = self._policy(lane[0])
         memory, chosen, reason = self._caps.limit(lane), list[Row](), Reason.IDLE
-        a, c, b = self._costs.coefficients(lane)
+        a, c, b, _ = self._costs.coefficients(lane)
         weight = load = 0.0
         limit = math.inf if policy.target is None else policy.target
         for row in rows:
@@ -221,18 +225,20 @@ class Batcher:
         """
         policy = self._policy(lane[0])
         works = [_work(row) for row in rows]
-        fixed = [work for work in works if not work.divisible]
-        weight = sum([work.weight for work in fixed])
-        load = sum([work.weight * work.least for work in fixed])
+        pairs = [(row, work) for row, work in zip(rows, works, strict=True) if not work.divisible]
+        weight = sum([work.weight for _, work in pairs])
+        load = sum([work.weight * work.least for _, work in pairs])
+        depth = sum([work.weight * work.least * row.behind for row, work in pairs])
+        forward = self._costs.seconds(lane, 1, weight, load, depth)
         stride = 1
         if alone and all(work.serial for work in works):
-            forward = self._costs.seconds(lane, 1, weight, load)
             stride = max(int(min(STRIDE, limit) / max(forward, 1e-9)), 1)
-        if len(fixed) == len(rows):
+        if len(pairs) == len(rows):
             grants = [min(work.most, max(work.least, stride)) for work in works]
             return Batch.of(rows, grants, reason)
         timed = Reason.BUDGET if limit == policy.target else Reason.DEADLINE
-        most = self._units(lane, weight, load, limit)
+        behind = max([row.behind for row, work in zip(rows, works, strict=True) if work.divisible])
+        most = load + self._units(lane, behind, limit - forward, limit)
         memory = self._caps.limit(lane)
         bound, why = min((policy.units, Reason.FULL), (memory, Reason.MEMORY), (most, timed))
         kept, grants, room, first = list[Row](), list[int](), bound - load, True
@@ -250,15 +256,13 @@ class Batcher:
             grants.append(grant)
         return Batch.of(kept, grants, reason)
 
-    def _units(self, lane: Lane, weight: float, load: float, limit: float) -> float:
-        """Units of a forward within a time; where single units take most of it, half of it
-        again.
+    def _units(self, lane: Lane, behind: int, left: float, limit: float) -> float:
+        """Units, with so many behind them, for what is left of a time; where single units take most
+        of it, for half of it again.
         """
-        if limit == math.inf:
-            return math.inf
-        _, _, b = self._costs.coefficients(lane)
-        least = load + limit * SHARE / b if b > 0 else math.inf
-        return max(self._costs.units(lane, weight, limit), least)
+        _, _, b, d = self._costs.coefficients(lane)
+        each = b + d * behind
+        return math.inf if limit == math.inf or each <= 0 else max(left, limit * SHARE) / each
 
     def _yield(self, batch: Batch) -> float:
         """Background waits for those who were just served as long as its call would hold them

@@ -242,7 +242,7 @@ class Engine:
             used.append(work.weight * count)
             forwards = max(forwards, count) if work.serial else forwards
         total = sum(used)
-        self.costs.observe(batch.lane, forwards, batch.weight, total, seconds)
+        self.costs.observe(batch.lane, forwards, batch.weight, total, seconds, batch.depth)
         self.caps.passed(batch.lane, batch.load)
         self.caps.passed(open_rows(batch.lane[0]), len(self._rows))
         self._charge(batch.rows, seconds, used)
@@ -262,6 +262,7 @@ class Engine:
     def _accept(self, pipeline: Pipeline, row: Row, advance: Advance) -> None:
         row.state = advance.state
         row.computed += advance.units
+        row.behind += advance.units + advance.reused
         self._draft.reused += advance.reused
         if advance.output is not None:
             self._draft.outputs[row.request.id] = advance.output

@@ -52,7 +52,7 @@ class Forecast:
         policy = self._policies[request.task]
         seconds = []
         for work in request.plan:
-            a, c, b = self._costs.coefficients((request.task, work.key))
+            a, c, b, _ = self._costs.coefficients((request.task, work.key))
             forwards = work.most if work.serial else math.ceil(work.most / policy.units)
             each = a * work.weight / policy.rows + c * work.weight
             seconds.append(forwards * each + b * work.weight * work.most)

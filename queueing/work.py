@@ -211,6 +211,7 @@ class Row:
     work: Work | None = None
     cancelled: bool = False
     computed: int = 0  # units committed since it was opened
+    behind: int = 0  # those and the reused ones, on which its next units look back
     blame: float = 0.0  # device-seconds of failed calls it may have caused
 
 

@@ -22,7 +22,7 @@ def learned(count: int, noise: float = 0.0, seed: int = 1) -> Costs:
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_the_parts_of_a_cost_are_found(noise):
-    a, c, b = learned(300, noise).coefficients("key")
+    a, c, b, _ = learned(300, noise).coefficients("key")
     assert a == pytest.approx(0.05, rel=0.15 + noise)
     assert c == pytest.approx(0.002, rel=0.25 + 4 * noise)
     assert b == pytest.approx(0.0001, rel=0.25 + 2 * noise)
@@ -58,11 +58,17 @@ def test_a_change_of_speed_is_learned():
     assert costs.seconds("key", 1, 4, 4) == pytest.approx(0.5, rel=0.05)
 
 
-def test_units_within_a_time_is_the_inverse_of_seconds():
-    costs = learned(300)
-    units = costs.units("key", 4, 0.07)
-    assert costs.seconds("key", 1, 4, units) == pytest.approx(0.07)
-    assert costs.units("key", 4, 0.0) == 0.0
+def test_what_units_look_back_on_is_told_apart_from_the_units():
+    costs, behind = Costs(), 0
+    while behind < 32_768:  # a prompt in chunks that shrink as it grows, beside two that decode
+        units = max(400 - behind // 100, 20)
+        depth = units * behind
+        costs.observe(
+            "key", 1, 3, units + 2, 0.02 + 0.006 + 0.0005 * (units + 2) + 1e-7 * depth, depth
+        )
+        behind += units
+    seconds = costs.seconds("key", 1, 3, 30, 28 * 32_000)
+    assert seconds == pytest.approx(0.02 + 0.006 + 0.015 + 0.0896, rel=0.1)
 
 
 def test_a_cap_is_cut_by_a_fifth_at_least_and_below_what_failed():
