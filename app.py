@@ -6,16 +6,14 @@ The only file that knows both queue and page. Models live in worker processes st
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import os
 import queue
 import signal
 import sys
-import weakref
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,28 +21,33 @@ from time import monotonic
 from typing import Any
 
 import gradio as gr
+from fastapi.exceptions import RequestValidationError
 from gradio.context import LocalContext
+from gradio.route_utils import FnIndexInferError
+from gradio.utils import get_function_params
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse
+from starlette.routing import Match, Route
 
-from border import GUARDS, Blocks, Over, over
 from pipelines import TASKS, Task, factory
 from pipelines.cache import root
 from pipelines.fronts import check_settings
 from pipelines.talk import SAMPLING, Question, begun, drawn, said, sampled, spoken, summary
-from queueing.desk import BEAT, Caller, Desk, Phase, Service, View
+from queueing.desk import BEAT, Desk, Phase, Service
 from queueing.dispatcher import Dispatcher
+from queueing.door import Door
 from queueing.limits import Limits
-from queueing.lines import badge, dot
-from queueing.people import Person, Signer, secret
+from queueing.lines import dot
+from queueing.payload import Gate, misshapen, shaped
+from queueing.people import Signer, secret
 from queueing.process import ProcessWorker
 from queueing.settings import Settings
 from queueing.work import Invalid
 
 logger = logging.getLogger("carpool")
 ASSETS = Path(__file__).parent / "assets"
-HEADER = "x-carpool-token"
+SLOTS = 2 * Limits().total  # Gradio's slots, so that only our queue makes people wait
 FAKE = {"chat": Task("pipelines.fake:FakePipeline", "pipelines.fake:ChatFront")}
 GREETING = "### Ask me anything\nOne model for everybody who is here: you share every batch."
 SLIDERS = {  # least, most, step, label
@@ -55,98 +58,98 @@ SLIDERS = {  # least, most, step, label
     "repetition_penalty": (1, 2, 0.05, "Repetition penalty"),
 }
 GONE = "The server does not answer"
-OURS = "Something went wrong on our side, and it has been noted. Please try again."
+LOST = "There is no such endpoint or session; /gradio_api/info lists what there is."
+OVER = "There is no such call, or its answer has been read; a POST without the id starts a new one."
+MISFIT = "The body has not the fields that this endpoint takes; the API page shows them."
+SHAPE = "data does not have the shape that this endpoint takes; the API page shows it."
 
 
 def script(name: str) -> str:
     return (ASSETS / f"{name}.js").read_text("utf-8")
 
 
-class Door:
-    """Knows who calls, follows their calls at the desk, and ends one when its caller says so."""
+def refusal(status: int, text: str) -> JSONResponse:
+    return JSONResponse({"detail": text}, status)
 
-    def __init__(self, settings: Settings) -> None:
-        tasks = FAKE if settings.pipeline == "fake" else TASKS
-        policies = {name: replace(task.policy, rows=settings.rows) for name, task in tasks.items()}
-        chat = Service(factory(tasks["chat"].front)(), check_settings, summary)
-        factories = {name: task.pipeline for name, task in tasks.items()}
-        self.calls = 2 * Limits().total  # Gradio's slots, so that only our queue makes people wait
-        worker = partial(ProcessWorker, factories, policies)
-        self.dispatcher = Dispatcher(policies, [worker])
-        self.desk = Desk(self.dispatcher, {"chat": chat}, settings.grace)
-        self.signer = Signer(secret(settings.secret, root()))
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._early: weakref.WeakSet[Any] = weakref.WeakSet()  # cancelled before they ran
 
-    @asynccontextmanager
-    async def lifespan(self, _app: Any) -> AsyncIterator[None]:
-        """The workers live as long as the loop that serves the page."""
-        self._loop = asyncio.get_running_loop()
-        await self.dispatcher.start()
+async def misfit(_: Request, error: Exception) -> JSONResponse:
+    logger.info("a request did not fit a route", exc_info=error)
+    return refusal(422, MISFIT)
+
+
+GUARDS = {
+    "middleware": [Middleware(Gate)],
+    "exception_handlers": {
+        RequestValidationError: lambda _, error: refusal(422, misshapen(error.errors())),
+        FnIndexInferError: lambda *_: refusal(404, LOST),
+        KeyError: lambda *_: refusal(404, LOST),
+        TypeError: misfit,
+    },
+}
+
+
+async def over(_: Request) -> JSONResponse:
+    return refusal(404, OVER)
+
+
+class Over(Route):
+    """Stands before a stream of Gradio's that would break off or never end: nothing is left in it.
+
+    Of a call, whoever asks by its id; of a tab, whoever lost it or never had it.
+    """
+
+    def matches(self, scope: Any) -> Any:
+        match, child = super().matches(scope)
+        if match is not Match.FULL:
+            return match, child
+        waiting = scope["app"].get_blocks()._queue
+        id, tab = child["path_params"].get("id"), Request(scope).query_params.get("session_hash")
+        if id is not None:
+            left = any(id in ids for ids in waiting.pending_event_ids_session.values())
+        else:
+            left = tab is None or tab in waiting.pending_messages_per_session
+        return (Match.NONE, {}) if left else (match, child)
+
+
+CALLS = ["/gradio_api/call/{name}/{id}", "/gradio_api/call/v2/{name}/{id}"]
+ENDS = [Over(path, over) for path in ("/gradio_api/queue/data", *CALLS)]
+
+
+class Blocks(gr.Blocks):
+    """Blocks that refuse a payload of the wrong shape in words, and keep no conversation."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: Any, state: Any, *rest: Any) -> Any:
+        if state is not None:  # where Gradio would keep the last values of a tab for an hour
+            state._update_value_in_config = lambda *_: None
+        blocks = block_fn.inputs
+        names = [name for name, *_ in get_function_params(block_fn.fn)]
+        names += [str(block._id) for block in blocks[len(names) :]]
+        defaults = {name: block.value for name, block in zip(names, blocks, strict=True)}
         try:
-            yield
-        finally:
-            await self.dispatcher.close()
+            return await super().preprocess_data(block_fn, shaped(inputs, defaults), state, *rest)
+        except gr.Error as error:
+            error.print_exception = False
+            raise
+        except Exception as error:
+            text = str(error) if isinstance(error, Invalid) else SHAPE
+            raise gr.Error(text, print_exception=False) from error
 
-    def close(self, timeout: float = 10.0) -> None:
-        """End every call and every worker; called from another thread than the loop's."""
-        if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self.dispatcher.close(), self._loop).result(timeout)
 
-    async def follow(self, task: str, payload: Any, caller: Caller) -> AsyncIterator[View]:
-        """The one handler: views of a call to its end. An error of ours becomes a sentence."""
-        try:
-            async with aclosing(self.desk.follow(task, payload, caller)) as views:
-                async for view in views:
-                    yield view
-        except Exception:
-            logger.exception("a call failed in the application")
-            yield View(Phase.FAILED, OURS)
+def opened(settings: Settings) -> Door:
+    """The way in to the tasks that the settings name, their workers not yet started."""
+    tasks = FAKE if settings.pipeline == "fake" else TASKS
+    policies = {name: replace(task.policy, rows=settings.rows) for name, task in tasks.items()}
+    factories = {name: task.pipeline for name, task in tasks.items()}
+    dispatcher = Dispatcher(policies, [partial(ProcessWorker, factories, policies)])
+    chat = Service(factory(tasks["chat"].front)(), check_settings, summary)
+    desk = Desk(dispatcher, {"chat": chat}, settings.grace)
+    return Door(desk, Signer(secret(settings.secret, root())))
 
-    def caller(self, request: gr.Request, token: Any = None) -> Caller:
-        id = LocalContext.event_id.get()  # every call comes through Gradio's queue
-        event = LocalContext.blocks.get()._queue.event_ids_to_events.get(id)
-        person = self._person(request.request, request.username, token)
-        return Caller(person, id, request.session_hash or id, gone=event in self._early)
 
-    def routes(self) -> list[Route]:
-        """Stand before Gradio's own, which end all calls of a tab and ask for no owner."""
-        ends = [f"/gradio_api/{name}" for name in ("cancel", "cancel/", "reset", "reset/")]
-        calls = [f"/gradio_api/call/{version}{{name}}/{{id}}" for version in ("", "v2/")]
-        return [
-            *(Route(path, self._end, methods=["POST"]) for path in ends),
-            *(Over(path, over) for path in ("/gradio_api/queue/data", *calls)),
-            Route("/model", self._watch),
-        ]
-
-    async def _watch(self, _: Request) -> StreamingResponse:
-        """What the model does, told at every change for as long as somebody looks."""
-        states = self.dispatcher.states("chat")
-        events = (f"data: {badge(state)}\n\n" async for state in states)
-        return StreamingResponse(events, media_type="text/event-stream")
-
-    async def _end(self, http: Request) -> JSONResponse:
-        """One call, for its owner: its tab, or with /reset, which names no tab, its person."""
-        try:
-            body = dict(await http.json())
-        except (TypeError, ValueError):
-            body = {}
-        event = http.app.get_blocks()._queue.event_ids_to_events.get(str(body.get("event_id")))
-        if event is not None and self._owns(http, event, body.get("session_hash")):
-            if not self.desk.stop(event._id, event.session_hash):
-                self._early.add(event)
-        return JSONResponse({"success": True})
-
-    def _owns(self, http: Request, event: Any, tab: Any) -> bool:
-        if "/cancel" in http.url.path:
-            return bool(event.session_hash == tab)
-        return self._person(http, None, None) == self._person(event.request, event.username, None)
-
-    def _person(self, http: Request, login: str | None, token: Any) -> Person:
-        profile = http.scope.get("session", {}).get("oauth_info", {}).get("userinfo", {})
-        address = http.client.host if http.client else "unknown"
-        login, token = login or profile.get("preferred_username"), http.headers.get(HEADER) or token
-        return self.signer.person(login, token, address)
+def current() -> Any:
+    """Of the page's queue, the one that is being handled: every call comes through that queue."""
+    events = LocalContext.blocks.get()._queue.event_ids_to_events
+    return events.get(LocalContext.event_id.get())
 
 
 class ChatPage:
@@ -157,7 +160,7 @@ class ChatPage:
         with Blocks(title="Carpool", analytics_enabled=False, fill_height=True) as self.blocks:
             self._lay_out()
             self._connect()
-        self.blocks.queue(api_open=False, default_concurrency_limit=None, max_size=door.calls)
+        self.blocks.queue(api_open=False, default_concurrency_limit=None, max_size=SLOTS)
 
     def _lay_out(self) -> None:
         self.token = gr.BrowserState(None, storage_key="carpool-person", secret="carpool")
@@ -211,7 +214,7 @@ class ChatPage:
         values = (max_tokens, temperature, top_p, top_k, repetition_penalty, seed, stop)
         sampling = dict(zip(SAMPLING, values, strict=True))
         asked = Question(system, history, message, sampling)
-        caller, shown, due = self._door.caller(request), "", monotonic() + BEAT
+        caller, shown, due = self._door.caller(current()), "", monotonic() + BEAT
         async with aclosing(self._door.follow("chat", asked.payload(), caller)) as views:
             async for view in views:
                 if view.phase.terminal and view.phase is not Phase.FINISHED:
@@ -237,7 +240,7 @@ class ChatPage:
         typed, (before, message) = message, begun(event._data, spoken(talk), message)
         asked = Question(settings[0], before, message, sampled(settings[1:]))
         now, shown = [*before, said("user", message)], ""
-        caller = self._door.caller(request, token)
+        caller = self._door.caller(current(), token)
         news = {"id": caller.id, "taken": message if message == typed else ""}
         busy = gr.update(submit_btn=False, stop_btn=True)
         first = {self.chatbot: drawn(now), self.box: busy, self.ride: caller.id}
@@ -292,8 +295,8 @@ def launch(door: Door, page: ChatPage, settings: Settings) -> None:
         page.blocks.launch(
             server_port=settings.port,
             share=settings.share,
-            max_threads=door.calls,
-            app_kwargs={"lifespan": door.lifespan, "routes": door.routes(), **GUARDS},
+            max_threads=SLOTS,
+            app_kwargs={"lifespan": door.lifespan, "routes": [*ENDS, *door.routes()], **GUARDS},
             theme=gr.themes.Base(primary_hue="teal", neutral_hue="stone", radius_size="lg"),
             css_paths=ASSETS / "style.css",
             footer_links=["api", "settings"],
@@ -321,7 +324,7 @@ def serve(settings: Settings) -> None:
     stop: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stop.put(number))
-    door = Door(settings)
+    door = opened(settings)
     page = ChatPage(door)
     launch(door, page, settings)
     stop.get()

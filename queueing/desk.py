@@ -6,7 +6,7 @@ Pages and APIs differ only in how they show a View. It knows no page, no transpo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -107,7 +107,7 @@ class Desk:
         ride.stop()
         return True
 
-    async def follow(self, task: str, payload: Any, caller: Caller) -> AsyncIterator[View]:
+    async def follow(self, task: str, payload: Any, caller: Caller) -> AsyncGenerator[View, None]:
         """Views of one request until its end; closing the iterator early counts as leaving."""
         ride = self._rides[caller.id] = Ride(caller, stopped=caller.gone)
         try:

@@ -15,7 +15,7 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
-from border import SHAPE
+from app import SHAPE
 from tests.conftest import App, Launch
 
 LONG = 1500  # tokens: half a minute on the pretended model

@@ -14,7 +14,8 @@ from gradio.state_holder import SessionState
 from gradio_client import Client
 from starlette.requests import Request
 
-from app import HEADER, ChatPage, Door
+from app import ChatPage, opened
+from queueing.door import HEADER, Door
 from queueing.payload import FIELD, shaped
 from queueing.people import Person, Signer, secret
 from queueing.settings import Settings
@@ -28,7 +29,7 @@ FOREIGN = Signer(b"theirs").issue()
 @pytest.fixture
 def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Door:
     monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path))
-    return Door(Settings(pipeline="fake", secret="ours"))
+    return opened(Settings(pipeline="fake", secret="ours"))
 
 
 def http(token: str = "", session: dict[str, Any] | None = None) -> Request:
