@@ -33,7 +33,7 @@ from starlette.routing import Match, Route
 from pipelines import TASKS, Task, factory
 from pipelines.cache import root
 from pipelines.fronts import check_settings
-from pipelines.talk import SAMPLING, Question, begun, drawn, said, sampled, spoken, summary
+from pipelines.talk import SAMPLING, SLIDERS, Question, begun, drawn, said, sampled, summary
 from queueing.desk import BEAT, Desk, Phase, Service
 from queueing.dispatcher import Dispatcher
 from queueing.door import Door
@@ -50,13 +50,6 @@ ASSETS = Path(__file__).parent / "assets"
 SLOTS = 2 * Limits().total  # Gradio's slots, so that only our queue makes people wait
 FAKE = {"chat": Task("pipelines.fake:FakePipeline", "pipelines.fake:ChatFront")}
 GREETING = "### Ask me anything\nOne model for everybody who is here: you share every batch."
-SLIDERS = {  # least, most, step, label
-    "max_tokens": (1, 2048, 1, "Longest answer, in tokens"),
-    "temperature": (0, 2, 0.05, "Temperature (0: the likeliest)"),
-    "top_p": (0.05, 1, 0.05, "Top p"),
-    "top_k": (0, 200, 1, "Top k (0: all)"),
-    "repetition_penalty": (1, 2, 0.05, "Repetition penalty"),
-}
 GONE = "The server does not answer"
 LOST = "There is no such endpoint or session; /gradio_api/info lists what there is."
 OVER = "There is no such call, or its answer has been read; a POST without the id starts a new one."
@@ -209,9 +202,13 @@ class ChatPage:
         repetition_penalty: float = SAMPLING["repetition_penalty"],
         seed: int | None = None,
         stop: list[str] | None = None,
+        min_p: float = SAMPLING["min_p"],
+        presence_penalty: float = SAMPLING["presence_penalty"],
+        frequency_penalty: float = SAMPLING["frequency_penalty"],
     ) -> AsyncIterator[str]:
         """Answer a message, streaming all text so far. history: {"role", "content"} before it."""
-        values = (max_tokens, temperature, top_p, top_k, repetition_penalty, seed, stop)
+        penalties = repetition_penalty, presence_penalty, frequency_penalty
+        values = max_tokens, temperature, top_p, top_k, min_p, *penalties, seed, stop
         sampling = dict(zip(SAMPLING, values, strict=True))
         asked = Question(system, history, message, sampling)
         caller, shown, due = self._door.caller(current()), "", monotonic() + BEAT
@@ -237,7 +234,7 @@ class ChatPage:
         *settings: Any,
     ) -> AsyncIterator[dict[Any, Any]]:
         """One answer on the page: to the message, an example, or one asked again or edited."""
-        typed, (before, message) = message, begun(event._data, spoken(talk), message)
+        typed, (before, message) = message, begun(event._data, talk, message)
         asked = Question(settings[0], before, message, sampled(settings[1:]))
         now, shown = [*before, said("user", message)], ""
         caller = self._door.caller(current(), token)

@@ -24,6 +24,7 @@ STOPS = 8
 STOP_CHARACTERS = 64
 HOTTEST = 2.0
 PENALTY = 0.1, 10.0  # far below the least, scores overflow
+FIRMEST = 2.0  # of the penalties that are added
 ANSWER = 512  # tokens of an answer when nobody says
 SEED_LOW, SEED_HIGH = -(1 << 63), (1 << 64) - 1
 
@@ -34,7 +35,10 @@ FIELDS = frozenset(
         "temperature",
         "top_p",
         "top_k",
+        "min_p",
         "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
         "seed",
         "stop",
     )
@@ -96,6 +100,9 @@ def check_settings(payload: Any, limits: Mapping[str, int] | None = None) -> Set
         repetition_penalty=_number("repetition_penalty", payload, 1.0, *PENALTY),
         seed=_whole("seed", {"seed": seed}, 0, SEED_LOW, SEED_HIGH),
         stop=_stops(payload.get("stop")),
+        min_p=_number("min_p", payload, 0.0, 0.0, 1.0),
+        presence_penalty=_number("presence_penalty", payload, 0.0, -FIRMEST, FIRMEST),
+        frequency_penalty=_number("frequency_penalty", payload, 0.0, -FIRMEST, FIRMEST),
     )
 
 

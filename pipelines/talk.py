@@ -19,9 +19,22 @@ SAMPLING: Mapping[str, Any] = {
     "temperature": 0.2,
     "top_p": 0.5,  # small models wander: of two likely words, mostly the likelier
     "top_k": 0,
+    "min_p": 0.0,
     "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
     "seed": None,
     "stop": None,
+}
+SLIDERS: Mapping[str, tuple[float, float, float, str]] = {  # least, most, step, label
+    "max_tokens": (1, 2048, 1, "Longest answer, in tokens"),
+    "temperature": (0, 2, 0.05, "Temperature (0: the likeliest)"),
+    "top_p": (0.05, 1, 0.05, "Top p"),
+    "top_k": (0, 200, 1, "Top k (0: all)"),
+    "min_p": (0, 1, 0.01, "Min p (0: all)"),
+    "repetition_penalty": (1, 2, 0.05, "Repetition penalty"),
+    "presence_penalty": (-2, 2, 0.1, "Presence penalty"),
+    "frequency_penalty": (-2, 2, 0.1, "Frequency penalty"),
 }
 LABELS: Mapping[str, str] = {  # on the page
     "system": "The system prompt",
@@ -30,7 +43,10 @@ LABELS: Mapping[str, str] = {  # on the page
     "temperature": "The temperature",
     "top_p": "Top p",
     "top_k": "Top k",
+    "min_p": "Min p",
     "repetition_penalty": "The repetition penalty",
+    "presence_penalty": "The presence penalty",
+    "frequency_penalty": "The frequency penalty",
     "seed": "The seed",
     "stop": "The list of stop strings",
 }
@@ -56,11 +72,12 @@ def asked(messages: list[Message], index: int) -> tuple[list[Message], str]:
     return (messages[: turns[-1]], messages[turns[-1]]["content"]) if turns else ([], "")
 
 
-def begun(data: Any, talk: list[Message], message: str) -> tuple[list[Message], str]:
+def begun(data: Any, drawn: list[Message], message: str) -> tuple[list[Message], str]:
     """What was said before, and the message that an event on the page asks to answer.
 
     What is no such event counts as a message that was sent.
     """
+    talk = spoken(drawn)
     index = data.get("index") if isinstance(data, dict) else None
     index = index[0] if isinstance(index, list) and index else index
     value = data.get("value") if isinstance(data, dict) else None

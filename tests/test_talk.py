@@ -76,13 +76,16 @@ def test_one_token_is_singular() -> None:
 
 
 def test_the_settings_of_the_page_become_what_a_front_takes() -> None:
-    assert sampled([9, 0, 1, 0, 1, " 12 ", "a\n\nb"]) == {
+    assert sampled([9, 0, 1, 0, 0.1, 1, 0.5, -1, " 12 ", "a\n\nb"]) == {
         "max_tokens": 9,
         "temperature": 0,
         "top_p": 1,
         "top_k": 0,
+        "min_p": 0.1,
         "repetition_penalty": 1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
         "seed": 12,
         "stop": ["a", "b"],
     }
-    assert sampled([9, 0, 1, 0, 1, "-", None])["seed"] == "-"
+    assert sampled([9, 0, 1, 0, 0, 1, 0, 0, "-", None])["seed"] == "-"
