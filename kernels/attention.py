@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels import grouped
-from kernels.reference import Shape, Span, write
+from kernels.reference import Shape, Span
 
 NAME = "carpool"
 
@@ -61,33 +62,42 @@ class Pages:
         return pages
 
 
+class Reader(Protocol):
+    """How the rows of one forward are written to pages and read from them."""
+
+    def put(self, key_pages: Tensor, value_pages: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keys and values [tokens, heads, width] of all rows into a layer's pages."""
+
+    def attend(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, shape: Shape) -> Tensor:
+        """Packed queries [tokens, heads, width] to results [tokens, heads, value width]."""
+
+
 class Batch:
-    """One forward's rows: where their tokens go, and a reading plan per sliding window."""
+    """One forward's rows: the pages, and how these rows use them."""
 
-    def __init__(self, pages: Pages, spans: Sequence[Span], device: torch.device) -> None:
+    def __init__(
+        self,
+        pages: Pages,
+        spans: Sequence[Span],
+        device: torch.device,
+        reader: Reader | None = None,
+    ) -> None:
         self.pages = pages
-        self.spans = spans
-        self.device = device
-        slots: list[int] = []
-        fresh: list[int] = []
-        for span in spans:
-            for position in range(span.length - span.count, span.length):
-                page, offset = span.pages[position // pages.size], position % pages.size
-                slots.append(page * pages.size + offset)
-                if offset == 0:
-                    fresh.append(page)
-        self.slots = torch.tensor(slots, device=device)  # [tokens]
-        self.fresh = torch.tensor(fresh, dtype=torch.long, device=device)
+        self.reader = reader or _reader(spans, pages.size, device)
         self.calls = 0  # attention layers that came by
-        self._plans: dict[int | None, grouped.Plan] = {}
 
-    def plan(self, window: int | None) -> grouped.Plan:
-        """The plan for layers with this window."""
-        found = self._plans.get(window)
-        if found is None:
-            found = grouped.plan(self.spans, window, self.pages.size, self.device)
-            self._plans[window] = found
-        return found
+
+def own_kernels(device: torch.device) -> bool:
+    """Whether the kernels of this room run there, and not only torch's."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def _reader(spans: Sequence[Span], size: int, device: torch.device) -> Reader:
+    if not own_kernels(device):
+        return grouped.Reader(spans, size, device)
+    from kernels import paged_attention  # only here, as hosts may have no triton
+
+    return paged_attention.Reader.of(spans, size, device)
 
 
 # Models hand nothing of ours down to their layers, so the batch of the running forward waits here.
@@ -120,12 +130,10 @@ def attend(
     index: Any = module.layer_idx
     key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)  # [tokens, heads, width]
     key_pages, value_pages = batch.pages.layer(index, key, value)
-    write(key_pages, value_pages, key, value, batch.slots, batch.fresh)
     batch.calls += 1
+    batch.reader.put(key_pages, value_pages, key, value)
     packed = query[0].transpose(0, 1).contiguous()
-    return grouped.attend(packed, key_pages, value_pages, batch.plan(shape.window), shape)[
-        None
-    ], None
+    return batch.reader.attend(packed, key_pages, value_pages, shape)[None], None
 
 
 def _shape(

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.reference import Shape, Span, visible, weighted
+from kernels import layout
+from kernels.reference import Shape, Span, visible, weighted, write
 
 WASTE = 512  # padded keys that cost as much as one more call
 
@@ -45,6 +46,32 @@ class Plan:
 
     groups: tuple[Group, ...]
     chunks: tuple[Chunk, ...]
+
+
+class Reader:
+    """How a forward's rows are written and read on a host; a plan per sliding window."""
+
+    def __init__(self, spans: Sequence[Span], size: int, device: torch.device) -> None:
+        self._spans = spans
+        self._size = size
+        self._device = device
+        places = layout.slots(spans, size)
+        fresh = [place // size for place in places if place % size == 0]  # pages begun now
+        self._slots = torch.tensor(places, dtype=torch.long, device=device)  # [tokens]
+        self._fresh = torch.tensor(fresh, dtype=torch.long, device=device)
+        self._plans: dict[int | None, Plan] = {}
+
+    def put(self, key_pages: Tensor, value_pages: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keys and values [tokens, heads, width] of all rows into a layer's pages."""
+        write(key_pages, value_pages, key, value, self._slots, self._fresh)
+
+    def attend(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, shape: Shape) -> Tensor:
+        """Packed queries [tokens, heads, width] to results [tokens, heads, value width]."""
+        found = self._plans.get(shape.window)
+        if found is None:
+            found = plan(self._spans, shape.window, self._size, self._device)
+            self._plans[shape.window] = found
+        return attend(query, key_pages, value_pages, found, shape)
 
 
 def plan(spans: Sequence[Span], window: int | None, size: int, device: torch.device) -> Plan:

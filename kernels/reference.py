@@ -82,7 +82,8 @@ def attend_span(
     )  # [key heads, length, width]
     value = value_pages[pages].flatten(0, 1)[: span.length].transpose(0, 1)
     positions = torch.arange(span.length, device=query.device)
-    mask = visible(positions[-span.count :, None], positions[None], shape.window)  # [count, length]
+    asked = torch.arange(span.length - span.count, span.length, device=query.device)
+    mask = visible(asked[:, None], positions[None], shape.window)  # [count, length]
     groups = query.shape[1] // key.shape[0]
     grouped = query.reshape(span.count, key.shape[0], groups, -1).permute(1, 2, 0, 3)
     rows = grouped.flatten(1, 2)  # [key heads, groups * count, width]
@@ -95,7 +96,7 @@ def attend(
 ) -> Tensor:
     """Attention of packed queries [tokens, heads, width]; every span reads its own pages only."""
     out = query.new_zeros(*query.shape[:2], value_pages.shape[-1])
-    for span in spans:
+    for span in (span for span in spans if span.count):
         own = slice(span.start, span.start + span.count)
         out[own] = attend_span(query[own], key_pages, value_pages, span, shape)
     return out

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.attention import NAME, Batch, Pages, attend, attending
+from kernels.attention import NAME, Batch, Pages, attend, attending, own_kernels
 from kernels.reference import Span
 from pipelines.proof import LENGTHS, attend_by, must_agree, rows, truth
 
@@ -31,6 +31,7 @@ class PackedModel:
         self.model = model
         self.size = size
         self.pages = Pages(0, size)
+        self.decoder: Callable[[Sequence[int], Sequence[Span]], Tensor | None] | None = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -41,22 +42,34 @@ class PackedModel:
     def make_pages(self, count: int) -> None:
         """Pages for rows, by the geometry that the check learned."""
         self.pages = self.pages.grown(count)
+        if own_kernels(self.model.device):
+            from kernels.graphs import Decoder  # only here, as hosts may have no triton
+
+            self.decoder = Decoder(self.run, self.pages, self.model.device)
 
     def forward(self, tokens: Sequence[int], spans: Sequence[Span], keep: Sequence[int]) -> Tensor:
         """Logits [kept, vocabulary] at places `keep` of the tokens; call it in inference mode."""
+        if self.decoder is not None and len(keep) == len(spans) == len(tokens):
+            decoded = self.decoder(tokens, spans)
+            if decoded is not None:
+                return decoded
         device = self.model.device
         positions = [
             position for span in spans for position in range(span.length - span.count, span.length)
         ]
-        kept = torch.tensor(keep, dtype=torch.long, device=device)
+        return self.run(
+            torch.tensor([tokens], device=device),
+            torch.tensor([positions], device=device),
+            torch.tensor(keep, dtype=torch.long, device=device),
+            Batch(self.pages, spans, device),
+        )
+
+    def run(self, tokens: Tensor, positions: Tensor, kept: Tensor, batch: Batch) -> Tensor:
+        """The same of tensors: tokens and positions [1, tokens], places to keep [kept]."""
         select = {"logits_to_keep": kept} if self._selects else {}
-        batch = Batch(self.pages, spans, device)
         with attending(batch):
             logits: Tensor = self.model(
-                input_ids=torch.tensor([tokens], device=device),
-                position_ids=torch.tensor([positions], device=device),
-                use_cache=False,
-                **select,
+                input_ids=tokens, position_ids=positions, use_cache=False, **select
             ).logits[0]
         layers = self.model.config.get_text_config().num_hidden_layers
         if batch.calls != layers:
@@ -93,7 +106,7 @@ class PackedModel:
 
     def unload(self) -> None:
         """Let go of the model and its pages."""
-        self.model = None
+        self.model = self.decoder = None
         self.pages = Pages(0, self.size)
         gc.collect()
         if torch.cuda.is_available():

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.drawing import Rules, draw
+from kernels import drawing
+from kernels.attention import own_kernels
+from kernels.drawing import Rules
 from pipelines.chat import Settings
 
 _MASK = (1 << 64) - 1
@@ -38,7 +40,7 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
         for own, one in zip(_settings(draws), draws, strict=True)
     ]
     rules = Rules.of(keys, limits, logits.device)
-    tokens: list[int] = draw(_penalised(logits, draws), rules).tolist()
+    tokens: list[int] = _draw(_penalised(logits, draws), rules).tolist()
     return [token if token >= 0 else None for token in tokens]
 
 
@@ -47,6 +49,14 @@ def key(seed: int, position: int) -> tuple[int, int]:
     state = (_splitmix(seed & _MASK) + position * 0x9E3779B97F4A7C15) & _MASK
     mixed = _splitmix(state)
     return _signed(mixed & 0xFFFFFFFF), _signed(mixed >> 32)
+
+
+def _draw(logits: Tensor, rules: Rules) -> Tensor:
+    if not own_kernels(logits.device):
+        return drawing.draw(logits, rules)
+    from kernels import sampling  # only here, as hosts may have no triton
+
+    return sampling.draw(logits, rules)
 
 
 def _settings(draws: Sequence[Draw]) -> list[Settings]:
