@@ -48,16 +48,21 @@ def spell(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def dot(phase: str, line: str) -> str:
-    """A sentence behind a dot whose colour says the same at a glance; HTML in one line."""
-    line = html.escape(" ".join(line.split()))
-    return f'<p class="{phase}" role="status"><i></i><span>{line}</span></p>'
+def dot(phase: str, line: str, why: str = "") -> str:
+    """A sentence behind a dot whose colour says the same at a glance; HTML in one line. `why` is
+    shown to whoever points at it.
+    """
+    line, why = (html.escape(" ".join(text.split())) for text in (line, why))
+    title = f' title="{why}"' if why else ""
+    return f'<p class="{phase}" role="status"{title}><i></i><span>{line}</span></p>'
 
 
 def badge(state: TaskState) -> str:
     """The model's name when it is there, else what is being done about it."""
     if state.card is not None:
-        return dot("ready", state.card.details.get("model", "The model is there"))
+        said = state.card.details
+        name, why = said.get("model", "The model is there"), said.get("why", "")
+        return dot("ready", f"{name}, {said.get('path')}" if why else name, why)
     if state.error:
         return dot("failed", state.error)
     bar = f'<div class="bar"><b style="width: {state.fraction:.0%}"></b></div>'

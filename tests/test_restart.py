@@ -114,3 +114,13 @@ def test_the_badge_is_told_every_change_for_as_long_as_somebody_looks(launch: La
         assert next(lines) == told[-1]
         assert app.stop() == []  # although somebody still looks
         assert list(lines) == []
+
+
+def test_the_badge_says_that_a_model_is_not_batched_and_why() -> None:
+    details = {"model": "Falcon", "path": "one row at a time", "why": 'it looks "ahead"'}
+    shown = badge(TaskState(Card(details=details)))
+    assert "Falcon, one row at a time" in shown
+    assert 'title="it looks &quot;ahead&quot;"' in shown
+    quick = badge(TaskState(Card(details={"model": "Llama", "path": "packed", "why": ""})))
+    assert "Llama<" in quick
+    assert "title" not in quick
