@@ -145,7 +145,7 @@ def _candidates(
     """Scores from `least` up, their tokens and noise, [rows, most of a row], padded with -inf."""
     count, vocabulary = len(grid), grid[0].numel()
     flat = _places(grid, peaks, least)
-    if len(flat) * 6 > grid.numel():  # packing them would take longer than it saves
+    if flat is None:
         every = torch.arange(vocabulary, dtype=torch.int32, device=grid.device)[None]
         return grid.flatten(1), every.expand(count, -1), gumbel(keys, every)
     rows = flat // vocabulary
@@ -167,12 +167,18 @@ def _candidates(
     return padded
 
 
-def _places(grid: Tensor, peaks: Tensor, least: Tensor) -> Tensor:
-    """Where in all scores those from `least` up are, row after row."""
+def _places(grid: Tensor, peaks: Tensor, least: Tensor) -> Tensor | None:
+    """Where in all scores those from `least` up are, row after row; None if they are too many.
+
+    Then to pack them would take longer than it saves.
+    """
     count, slots, groups = grid.shape
     hopeful = (peaks >= least[:, None]).view(-1).nonzero()[:, 0]
+    if len(hopeful) * 4 > peaks.numel() * 3:
+        return None
     if len(hopeful) * 16 > peaks.numel():
-        return (grid >= least[:, None, None]).view(-1).nonzero()[:, 0]
+        found = (grid >= least[:, None, None]).view(-1).nonzero()[:, 0]
+        return found if len(found) * 6 < grid.numel() else None
     rows = hopeful // groups
     found = hopeful + rows * (slots - 1) * groups  # the first slot of each
     places = found[:, None] + torch.arange(slots, device=found.device) * groups

@@ -149,3 +149,11 @@ def test_hosts_have_no_kernels_of_ours() -> None:
     loaded = "import sys, pipelines.text, pipelines.packed; print('triton' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="There is a GPU here.")
+def test_the_benchmark_says_that_there_is_no_gpu() -> None:
+    command = [sys.executable, "-m", "tests.benchmarks.gpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "There is no GPU here, so there is nothing to measure.\n"
