@@ -38,8 +38,8 @@ ROOT = str(Path(__file__).resolve().parent.parent)
 HEADER = struct.Struct("!I")
 HANG_SECONDS = 60.0  # a call may take this long at least
 HANG_FACTOR = 20.0  # and this many times what was predicted
-# Threads of a model that wait for each other sleep: spinning, two on two cores were five times slower
-# as soon as anybody else used one of them.
+# Threads that wait for each other sleep: spinning, two on two cores were five times slower as soon
+# as anybody else used one of them.
 CALM = {"OMP_WAIT_POLICY": "PASSIVE"}
 LEAVE_SECONDS = 2.0  # to end by itself before it is killed
 
