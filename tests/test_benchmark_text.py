@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.peers import homes
 from tests.benchmarks.peers import running as runner
 from tests.benchmarks.peers.entrants import Entrant
-from tests.benchmarks.peers.homes import Missing, run
+from tests.benchmarks.peers.homes import Home, Missing, run
 from tests.benchmarks.peers.running import Running, tune
 from tests.benchmarks.peers.wire import Ask
 from tests.benchmarks.replay import Latency, percentiles
@@ -107,6 +108,27 @@ def test_the_quickest_setting_is_kept_and_one_that_dies_is_only_told(peer, tmp_p
 def test_a_peer_whose_settings_all_die_has_a_reason(peer, tmp_path):
     with pytest.raises(Missing, match="no such instruction"):
         tune(peer({"dies": 1}, {"dies": 2}), tmp_path, ASKS, lambda *found: None)
+
+
+def test_an_environment_is_made_once_and_again_when_it_should_hold_something_else(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CARPOOL_CACHE", str(tmp_path))
+    ran = []
+    monkeypatch.setattr(homes, "run", lambda *command, **more: ran.append(command) or made())
+
+    def made():
+        (tmp_path / "peers/tiny").mkdir(parents=True, exist_ok=True)
+
+    for home in (Home(("a==1", "b==2"), ("b",)), Home(("a==1", "b==2"), ("b",)), Home(("a==2",))):
+        monkeypatch.setitem(homes.HOMES, "tiny", home)
+        assert homes.python("tiny") == tmp_path / "peers/tiny/bin/python"
+    assert [command[-2:] for command in ran if "install" in command] == [
+        ("a==1", "b==2"),
+        ("install", "a==2"),
+    ]
+    assert [command[-1] for command in ran if "uninstall" in command] == ["b"]
+    assert str(homes.python("")) == sys.executable
 
 
 def test_an_installation_that_fails_says_the_error_it_ended_with():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+OURS, THEIRS = "#0f766e", "#a8a29e"  # colours
 SETS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "avx512_fp16")
 
 
@@ -121,32 +122,45 @@ def draw(results: Sequence[Result], loads: Sequence[Load], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (bars, first, gaps) = pyplot.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    run = sorted((each for each in results if each.rates), key=lambda each: each.rate)
-    colours = ["#0f766e" if each.name.startswith("Carpool") else "#a8a29e" for each in run]
-    drawn = bars.barh([each.name for each in run], [each.rate for each in run], color=colours)
-    bars.bar_label(drawn, fmt="%.0f", padding=3)
-    bars.set_title("32 requests at once: output tokens/s")
-    bars.spines[["top", "right"]].set_visible(False)
-    lines(first, loads, "first", "Time to first token, s")
-    lines(gaps, loads, "gaps", "Between two tokens, s")
+    panels = [draw_rates] * bool(results) + [draw_first, draw_gaps] * bool(loads)
+    size = (5 * len(panels), 4.2)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=size, layout="constrained", squeeze=False
+    )
+    for place, panel in zip(axes[0], panels, strict=True):
+        panel(place, results, loads)
+        place.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def draw_rates(axes: Any, results: Sequence[Result], loads: Sequence[Load]) -> None:
+    run = sorted((each for each in results if each.rates), key=lambda each: each.rate)
+    colours = [OURS if each.name.startswith("Carpool") else THEIRS for each in run]
+    bars = axes.barh([each.name for each in run], [each.rate for each in run], color=colours)
+    axes.bar_label(bars, fmt="%.0f", padding=3)
+    axes.set_title("32 requests at once: output tokens/s")
+
+
+def draw_first(axes: Any, results: Sequence[Result], loads: Sequence[Load]) -> None:
+    lines(axes, loads, "first", "Time to first token, s")
+
+
+def draw_gaps(axes: Any, results: Sequence[Result], loads: Sequence[Load]) -> None:
+    lines(axes, loads, "gaps", "Between two tokens, s")
 
 
 def lines(axes: Any, loads: Sequence[Load], what: str, title: str) -> None:
     """Medians as lines, p95 dashed; a logarithmic scale, since the worst is far from the usual."""
     for name in sorted({each.name for each in loads}):
         own = [each for each in loads if each.name == name]
-        colour = "#0f766e" if name.startswith("Carpool") else "#78716c"
+        colour = OURS if name.startswith("Carpool") else THEIRS
         shares = [100 * each.share for each in own]
         for place, style, label in ((0, "-", "p50"), (1, "--", "p95")):
             values = [getattr(each, what)[place] for each in own]
             axes.plot(shares, values, style, color=colour, marker="o", label=f"{name}, {label}")
     axes.set_title(title)
     axes.set_xlabel("load, % of Carpool's capacity")
-    axes.spines[["top", "right"]].set_visible(False)
-    if loads:
-        axes.set_yscale("log")
-        axes.legend(fontsize=8)
+    axes.set_yscale("log")
+    axes.legend(fontsize=8)

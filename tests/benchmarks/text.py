@@ -46,8 +46,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="ours; without it what `make run` takes")
     parser.add_argument("--rows", type=int, help="ours; without it what `make run` takes")
     parser.add_argument("--seconds", type=float, default=45.0, help="of each load of the replay")
-    parser.add_argument("--no-replay", action="store_true")
-    parser.add_argument("--only-replay", action="store_true")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--no-replay", action="store_true")
+    parts.add_argument("--only-replay", action="store_true")
     return parser.parse_args()
 
 

