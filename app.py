@@ -234,11 +234,11 @@ class ChatPage:
         *settings: Any,
     ) -> AsyncIterator[dict[Any, Any]]:
         """One answer on the page: to the message, an example, or one asked again or edited."""
-        typed, (before, message) = message, begun(event._data, talk, message)
-        asked = Question(settings[0], before, message, sampled(settings[1:]))
-        now, shown = [*before, said("user", message)], ""
+        turn = begun(event._data, talk, message)
+        asked = Question(settings[0], turn.before, turn.message, sampled(settings[1:]))
+        now, shown = [*turn.before, said("user", turn.message)], ""
         caller = self._door.caller(current(), token)
-        news = {"id": caller.id, "taken": message if message == typed else ""}
+        news = {"id": caller.id, "taken": message if message == turn.message else ""}
         busy = gr.update(submit_btn=False, stop_btn=True)
         first = {self.chatbot: drawn(now), self.box: busy, self.ride: caller.id}
         yield {**first, self.news: news}
@@ -252,10 +252,8 @@ class ChatPage:
                 if view.phase.terminal:
                     update[self.box] = gr.update(submit_btn=True, stop_btn=False)
                 if view.phase is Phase.REFUSED:  # as if it had not been sent
-                    update |= {
-                        self.chatbot: drawn(before),
-                        self.news: {"id": caller.id, "back": message},
-                    }
+                    news = {"id": caller.id, "back": turn.back}
+                    update |= {self.chatbot: drawn(turn.was), self.news: news}
                 if view.phase is Phase.FORGOTTEN:
                     update[self.chatbot] = []
                 yield update

@@ -9,6 +9,7 @@ pipelines.models` prepares them all.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +87,10 @@ def find(wanted: str | None, task: str, tell: Tell) -> Found:
     folder = Path(wanted).expanduser()
     if folder.is_dir():
         return Found(folder.resolve(), folder.resolve().name, str(folder), "see the model's own")
-    tell(0.0, f"Asking the Hub for {wanted}")
-    hub = from_hub(wanted, None, tell)
+    hub = None
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", wanted, re.ASCII):
+        tell(0.0, f"Asking the Hub for {wanted}")
+        hub = from_hub(wanted, None, tell)
     if hub is None:
         raise Unprepared(
             f"{wanted} is neither a folder here nor a model that the Hub gives with config.json, "

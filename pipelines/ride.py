@@ -214,7 +214,12 @@ class Ride:
             return self._error
         delta = "".join(self._parts)
         result = self.state.result()
-        output = Output(self._at, delta, result=result) if delta or result is not None else None
+        prompt = len(self.state.job.prompt)
+        output = None
+        if delta or result is not None:
+            output = Output(self._at, delta, result=result)
+        elif self.state.computed < prompt:
+            output = Output(self._at, progress=self.state.computed / prompt)
         first = self._row.state.computed == self._row.state.cached
         reused = self._row.state.cached if first else 0
         return Advance(self.state, self._units, output, tuple(self._mark), reused)

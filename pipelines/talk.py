@@ -72,8 +72,18 @@ def asked(messages: list[Message], index: int) -> tuple[list[Message], str]:
     return (messages[: turns[-1]], messages[turns[-1]]["content"]) if turns else ([], "")
 
 
-def begun(data: Any, drawn: list[Message], message: str) -> tuple[list[Message], str]:
-    """What was said before, and the message that an event on the page asks to answer.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an event on the page asks for, and what stands there again if it is refused."""
+
+    before: list[Message]  # what was said before the message
+    message: str
+    was: list[Message]  # the conversation as it was
+    back: str  # of the message, what returns to the box
+
+
+def begun(data: Any, drawn: list[Message], typed: Any) -> Turn:
+    """The turn that an event on the page begins: sent, an example, asked again, or edited.
 
     What is no such event counts as a message that was sent.
     """
@@ -82,11 +92,16 @@ def begun(data: Any, drawn: list[Message], message: str) -> tuple[list[Message],
     index = index[0] if isinstance(index, list) and index else index
     value = data.get("value") if isinstance(data, dict) else None
     if not isinstance(index, int):  # sent
-        return talk, message if isinstance(message, str) else ""
+        message = typed if isinstance(typed, str) else ""
+        return Turn(talk, message, talk, message)
     if not talk:  # an example: they are shown while nothing has been said
-        return [], _text(value)
+        return Turn([], _text(value), [], _text(value))
     before, again = asked(talk, index)
-    return before, str(value) if "previous_value" in data else again  # edited, or asked again
+    if "previous_value" not in data:
+        return Turn(before, again, talk, "")
+    place = len(before)
+    was = [*before, said("user", str(data["previous_value"])), *talk[place + 1 :]]
+    return Turn(before, str(value), was if place < len(talk) else talk, str(value))
 
 
 def sampled(written: Sequence[Any]) -> dict[str, Any]:

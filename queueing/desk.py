@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from queueing.clock import monotonic
 from queueing.dispatcher import Dispatcher
 from queueing.lines import loading_line, restarting_line, running_line, waiting_line
 from queueing.people import Person
@@ -77,6 +78,7 @@ class Ride:
     stopped: bool = False
     forgotten: bool = False
     stream: Stream | None = None
+    asked: float = field(default_factory=monotonic)
 
     def stop(self) -> None:
         self.stopped = True
@@ -145,16 +147,16 @@ class Desk:
         if not person.capped:  # an address may be many people: no cache serves two of their tabs
             request = replace(request, salt=ride.caller.tab)
         ride.stream = self.dispatcher.submit(request, person.name, capped=person.capped)
-        async for view in self._stream_views(task, ride.stream):
+        async for view in self._stream_views(task, ride.stream, ride.asked):
             yield view
 
-    async def _stream_views(self, task: str, stream: Stream) -> AsyncIterator[View]:
+    async def _stream_views(self, task: str, stream: Stream, asked: float) -> AsyncIterator[View]:
         version = stream.version
         while not stream.status.terminal:
             yield self._view(task, stream)
             await asyncio.sleep(self._pace())
             version = await stream.changed(version, BEAT - self._pace())
-        yield self._last(task, stream)
+        yield self._last(task, stream, monotonic() - asked)
 
     def _view(self, task: str, stream: Stream) -> View:
         state = self.dispatcher.state(task)
@@ -164,10 +166,10 @@ class Desk:
             return View(Phase.WAITING, waiting_line(self.dispatcher.place(stream.id)))
         return View(Phase.RUNNING, running_line(stream), stream.text)
 
-    def _last(self, task: str, stream: Stream) -> View:
+    def _last(self, task: str, stream: Stream, took: float) -> View:
         if stream.status is Status.FINISHED:
             ended = stream.times.ended or 0.0
-            took, ran = ended - stream.times.submitted, ended - (stream.times.started or ended)
+            ran = ended - (stream.times.started or ended)
             line = self._services[task].summary(stream.result, took, ran)
             return View(Phase.FINISHED, line, stream.text)
         if stream.status is Status.CANCELLED:

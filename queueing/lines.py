@@ -36,6 +36,8 @@ def running_line(stream: Stream) -> str:
     if stream.status is Status.PARKED:
         return "Paused while others ride, continues soon"
     doing = "Writing" if stream.text else "Reading"
+    if stream.progress is not None and not stream.text:
+        doing = f"{doing}, {stream.progress:.0%}"
     if stream.riders == 0:
         return doing
     return f"{doing}, {'alone' if stream.riders == 1 else f'{stream.riders} share'} in this batch"

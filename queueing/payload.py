@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from queueing.work import Invalid
 
 BODY = 16_000_000  # bytes of one HTTP request
-FIELD = 1_000_000  # characters of one field, far above what any front accepts
 DEEPEST = 100  # lists and objects inside one another
 DIGITS = 4300  # of a whole number, the most that Python reads
 ASK = 'send an object such as {"data": ["Hello"]} with the header content-type: application/json.'
@@ -143,21 +142,10 @@ def misshapen(errors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shaped(values: Sequence[Any], defaults: Mapping[str, Any]) -> list[Any]:
-    """The values in order, missing ones by default; raises Invalid when too many or too long."""
+    """The values in order, missing ones by default; raises Invalid when too many."""
     if len(values) > len(defaults):
         raise Invalid(f"data has {len(values)} values; at most {len(defaults)} are taken.")
-    for name, value in zip(defaults, values, strict=False):
-        if (size := _characters(value)) > FIELD:
-            raise Invalid(f"{name} has {size:,} characters; at most {FIELD:,} are taken.")
     return [_clean(value) for value in (*values, *list(defaults.values())[len(values) :])]
-
-
-def _characters(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(len(str(key)) + _characters(item) for key, item in value.items())
-    return sum(map(_characters, value)) if isinstance(value, list) else 1
 
 
 def _clean(value: Any) -> Any:

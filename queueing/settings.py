@@ -13,6 +13,7 @@ from queueing.work import Invalid
 
 TRUE, FALSE = ("1", "true", "yes"), ("0", "false", "no")
 FORMATS = ("auto", "float32", "bfloat16", "float16")
+SECRET = 16  # characters at least
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -39,10 +40,18 @@ class Settings:
             rows=int(_number(given, "CARPOOL_ROWS", 16, 1, 1024, whole=True)),
             port=int(_number(given, port, 0, 1, 65535, whole=True)) or None,
             share=_one_of(given, "CARPOOL_SHARE", "no", TRUE + FALSE, str.lower) in TRUE,
-            secret=given.get("CARPOOL_SECRET", ""),
+            secret=_secret(given.get("CARPOOL_SECRET", "")),
             grace=_number(given, "CARPOOL_GRACE", 0, 0, 3600),
             log=_one_of(given, "CARPOOL_LOG", "WARNING", LEVELS, str.upper),
         )
+
+
+def _secret(text: str) -> str:
+    if text and len(text) < SECRET:
+        raise Invalid(
+            f"CARPOOL_SECRET is too short to sign names; give {SECRET} characters or more, or none."
+        )
+    return text
 
 
 def _one_of(

@@ -23,7 +23,7 @@ class Times:
 
     submitted: float
     started: float | None = None
-    first: float | None = None  # first output
+    first: float | None = None  # first output beyond mere progress
     ended: float | None = None
     device: float = 0.0  # device-seconds charged
 
@@ -72,7 +72,8 @@ class Stream:
         self.preview = self.preview if output.preview is None else output.preview
         self.progress = self.progress if output.progress is None else output.progress
         self.result = self.result if output.result is None else output.result
-        if self.times.first is None:
+        shows = output.delta or output.preview is not None or output.result is not None
+        if self.times.first is None and shows:
             self.times.first = now
         self._moved()
 

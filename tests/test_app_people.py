@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from app import ChatPage, opened
 from queueing.door import HEADER, Door
-from queueing.payload import FIELD, shaped
+from queueing.payload import shaped
 from queueing.people import Person, Signer, secret
 from queueing.settings import Settings
 from queueing.work import Invalid
@@ -115,17 +115,9 @@ def test_missing_values_are_the_defaults() -> None:
     assert shaped(["Hi"], {"message": None, "seed": 7}) == ["Hi", 7]
 
 
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ([1, 2, 3], "data has 3 values; at most 2"),
-        (["a" * (FIELD + 1)], "message has 1,000,001 characters"),
-        (["Hi", [{"content": "a" * FIELD}]], "history has 1,000,007 characters"),
-    ],
-)
-def test_too_much_is_refused_by_name(values: list[Any], names: str) -> None:
-    with pytest.raises(Invalid, match=names):
-        shaped(values, {"message": None, "history": None})
+def test_too_many_values_are_refused() -> None:
+    with pytest.raises(Invalid, match="data has 3 values; at most 2"):
+        shaped([1, 2, 3], {"message": None, "history": None})
 
 
 @pytest.mark.parametrize(

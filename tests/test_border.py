@@ -20,7 +20,7 @@ NINES = b"9" * 5000
 DEEP = b"[" * 10_000 + b"]" * 10_000
 WRONG: list[tuple[str, bytes | Any, str]] = [
     ("no values", {"data": []}, "message is missing; give text"),
-    ("too many values", {"data": ["Hi", *range(20)]}, "data has 21 values; at most 10"),
+    ("too many values", {"data": ["Hi", *range(20)]}, "data has 21 values; at most 13"),
     (
         "data is a text",
         {"data": "Hi"},
@@ -44,7 +44,7 @@ WRONG: list[tuple[str, bytes | Any, str]] = [
     ("history is a text", {"data": ["Hi", "before"]}, "history is text; give a list of objects"),
     ("history of texts", {"data": ["Hi", ["before"]]}, "history[0] is text; give an object"),
     ("system is a number", {"data": ["Hi", None, 5]}, "system is a number; give text"),
-    ("ten megabytes", {"data": ["a" * 10_000_000]}, "message has 10,000,000 characters"),
+    ("ten megabytes", {"data": ["a" * 10_000_000]}, "There are 10,000,000 characters in message"),
     ("twenty megabytes", {"data": ["a" * 20_000_000]}, "at most 16,000,000"),
     (
         "max_tokens 0",

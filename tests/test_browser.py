@@ -202,6 +202,26 @@ def test_editing_a_message_answers_it_anew(page: Page) -> None:
     expect(page.locator("#talk .bot-row")).to_have_count(1)
 
 
+def test_a_refused_edit_or_retry_leaves_the_conversation_as_it_was(page: Page) -> None:
+    longest(page, 20)
+    send(page, "First")
+    status(page, "tokens|Done")
+    expect(page.locator("#box .submit-button")).to_be_visible(timeout=WAIT)
+    said = answer(page)
+    page.locator("#settings > button").click()
+    page.get_by_label("Seed").fill("abc")
+    page.get_by_label("Retry").click()
+    status(page, "The seed is text")
+    expect(page.locator("#talk .bot-row")).to_have_text([said], timeout=WAIT)
+    page.get_by_label("Edit").first.click()
+    page.locator("#talk textarea").fill("Changed")
+    page.get_by_label("Submit").click()
+    status(page, "The seed is text")
+    expect(page.locator("#talk .user-row")).to_have_text(["First"], timeout=WAIT)
+    expect(page.locator("#talk .bot-row")).to_have_text([said])
+    expect(page.locator("#box textarea")).to_have_value("Changed")
+
+
 def test_an_example_starts_a_conversation(page: Page) -> None:
     page.get_by_text("What is the capital of France?").click()
     expect(page.locator("#talk .user-row")).to_have_text(["What is the capital of France?"])

@@ -18,7 +18,7 @@ GIVEN = {
     "CARPOOL_PIPELINE": "fake",
     "CARPOOL_ROWS": "4",
     "CARPOOL_SHARE": "1",
-    "CARPOOL_SECRET": "s",
+    "CARPOOL_SECRET": "sixteen letters.",
     "CARPOOL_GRACE": "2.5",
     "CARPOOL_LOG": "info",
     "GRADIO_SERVER_PORT": "81",
@@ -27,9 +27,14 @@ GIVEN = {
 
 def test_settings_have_defaults_and_names() -> None:
     assert Settings.read({"CARPOOL_ROWS": "", "OTHER": "1"}) == Settings()
-    assert Settings.read(GIVEN) == Settings("fake", 4, 81, True, "s", 2.5, "INFO")
+    assert Settings.read(GIVEN) == Settings("fake", 4, 81, True, "sixteen letters.", 2.5, "INFO")
     assert Settings.read({**GIVEN, "CARPOOL_PORT": "82"}).port == 82
     assert not Settings.read({**GIVEN, "CARPOOL_SHARE": "No"}).share
+
+
+def test_a_secret_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(Invalid, match="CARPOOL_SECRET is too short.* 16 characters or more"):
+        Settings.read({"CARPOOL_SECRET": "x"})
 
 
 WRONG = [

@@ -27,6 +27,14 @@ def test_text_that_the_stream_has_is_skipped():
     assert one.read(7) == "world!"
 
 
+def test_mere_progress_is_not_yet_an_output():
+    one = stream()
+    one.put(Output(progress=0.5), 1.0)
+    assert (one.progress, one.times.first) == (0.5, None)
+    one.put(Output(0, "Hello"), 2.0)
+    assert one.times.first == 2.0
+
+
 def test_a_gap_is_a_bug_and_not_a_hole_in_somebodys_text():
     one = stream()
     with pytest.raises(RuntimeError, match="gap"):

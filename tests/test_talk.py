@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.chat import ChatResult
 from pipelines.fronts import check_settings, too_long
-from pipelines.talk import SAMPLING, Question, said, sampled, summary
+from pipelines.talk import SAMPLING, Question, Turn, begun, drawn, said, sampled, summary
 from queueing.work import Invalid
 
 SAID = [said("user", "a"), said("assistant", "b")]
@@ -89,3 +89,26 @@ def test_the_settings_of_the_page_become_what_a_front_takes() -> None:
         "stop": ["a", "b"],
     }
     assert sampled([9, 0, 1, 0, 0, 1, 0, 0, "-", None])["seed"] == "-"
+
+
+TALK = [said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d")]
+
+
+@pytest.mark.parametrize(
+    ("data", "talk", "wanted"),
+    [
+        (None, TALK, Turn(TALK, "typed", TALK, "typed")),
+        ({"index": 1, "value": "an example"}, [], Turn([], "an example", [], "an example")),
+        ({"index": [3, 0], "value": "d"}, TALK, Turn(TALK[:2], "c", TALK, "")),
+        (
+            {"index": 0, "value": "new", "previous_value": "a"},
+            [said("user", "new"), *TALK[1:]],
+            Turn([], "new", TALK, "new"),
+        ),
+        ("odd", TALK, Turn(TALK, "typed", TALK, "typed")),
+    ],
+)
+def test_what_is_refused_leaves_the_conversation_as_it_was(
+    data: Any, talk: list[Any], wanted: Turn
+) -> None:
+    assert begun(data, drawn(talk), "typed") == wanted

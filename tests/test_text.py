@@ -197,6 +197,14 @@ def test_stop_strings_end_an_answer_and_are_not_given_out(llama: TextPipeline) -
     assert driver.results[0].reason == "stop string"
 
 
+def test_a_long_prompt_says_how_far_it_is_read(llama: TextPipeline) -> None:
+    driver = Driver(llama)
+    driver.add(replace(job(range(100), max_tokens=2), session="reader"))
+    outputs = [driver.call(chunk=40)[0].output for _ in range(2)]
+    driver.finish()
+    assert [output.progress for output in outputs] == [0.4, 0.8]
+
+
 def test_a_mark_with_a_whole_answer_is_finished_at_once(llama: TextPipeline) -> None:
     request = job(prompts(1)[0], max_tokens=10)
     _, mark = alone(llama, request)

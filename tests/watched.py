@@ -34,7 +34,7 @@ def report(*_: object) -> None:
             "seconds": record.call.seconds,
             "reason": record.call.reason,
         }
-        for record in DOORS[0].dispatcher.metrics.calls
+        for record in DOORS[0].desk.dispatcher.metrics.calls
     ]
     draft = Path(os.environ["REPORT"] + ".draft")
     draft.write_text(json.dumps(calls))
