@@ -265,16 +265,17 @@ class FairQueue:
             for (priority, _), lineup in self._lines.items()
             if (priority is Priority.BACKGROUND) is background
         ]
-        while True:
-            best: tuple[_Entry, _Lineup] | None = None
-            for lineup in lineups:
-                entry = lineup.top() if closed is None or id(lineup) not in closed else None
-                if entry is not None and (best is None or entry < best[0]):
-                    best = entry, lineup
-            if best is None:
-                return
-            entry, lineup = best
+        tops = [(entry, place) for place, each in enumerate(lineups) if (entry := each.top())]
+        heapq.heapify(tops)
+        while tops:
+            entry, place = tops[0]
+            lineup = lineups[place]
             yield lineup, entry, lineup.sessions[entry[2]].tickets[0]
+            following = None if closed and id(lineup) in closed else lineup.top()
+            if following is None:
+                heapq.heappop(tops)
+            else:
+                heapq.heapreplace(tops, (following, place))
 
     def _pull(self, background: bool, fits: Callable[[Ticket], Fit]) -> tuple[Ticket | None, bool]:
         """(the request, or None; whether room is held for another)."""

@@ -15,6 +15,7 @@ from queueing.messages import Down, Park, Start
 from queueing.station import Station
 from queueing.work import (
     Policy,
+    Room,
     Status,
 )
 
@@ -53,7 +54,7 @@ class Starter:
         ticket = station.promised.pop(victim, None)
         if ticket is None or not self._queue.has(ticket.request.id):
             return
-        if self._fits(station, ticket) is Fit.YES:
+        if self._fits(station, ticket, {}) is Fit.YES:
             self._queue.remove(ticket.request.id)
             self._start(station, [self._book(station, ticket)])
 
@@ -77,19 +78,24 @@ class Starter:
             return []
         if station.suspects:
             return [] if station.tickets else [self._book(station, station.suspects.pop(0))]
-        picked, now = [], self._clock()
-        while (ticket := self._queue.pull(lambda ticket: self._fits(station, ticket))) is not None:
+        picked, now, rooms = list[Ticket](), self._clock(), dict[str, Room]()
+        while True:
+            rooms.clear()  # of each task, worked out once a pull
+            ticket = self._queue.pull(lambda ticket: self._fits(station, ticket, rooms))
+            if ticket is None:
+                return picked
             if overdue(ticket, now):
                 self._expire(ticket)
             else:
                 picked.append(self._book(station, ticket))
-        return picked
 
-    def _fits(self, station: Station, ticket: Ticket) -> Fit:
+    def _fits(self, station: Station, ticket: Ticket, rooms: dict[str, Room]) -> Fit:
         request, limit = ticket.request, self._limits.running
         if limit is not None and ticket.capped and self._ledger.running(request.session) >= limit:
             return Fit.CAP
-        return station.fits(ticket, self._policies[request.task].rows)
+        if request.task not in rooms:
+            rooms[request.task] = station.free(request.task)
+        return station.fits(ticket, self._policies[request.task].rows, rooms[request.task])
 
     def _book(self, station: Station, ticket: Ticket) -> Ticket:
         """Enter a ticket at a station, paying for its first call ahead."""

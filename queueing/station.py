@@ -49,10 +49,9 @@ class Station:
         bytes = None if room.bytes is None else room.bytes - sum(r.bytes for r in unseen)
         return Room(rows, bytes)
 
-    def fits(self, ticket: Ticket, rows: int) -> Fit:
-        """Whether there is room for one more, of a policy with so many rows."""
+    def fits(self, ticket: Ticket, rows: int, room: Room) -> Fit:
+        """Whether the free room takes one more, of a policy with so many rows."""
         request = ticket.request
-        room = self.free(request.task)
         free = room.rows
         if request.priority is Priority.BACKGROUND and rows > 1:
             free -= 1  # one row stays free for whoever comes next
