@@ -131,7 +131,8 @@ class Batcher:
             pool = [row for row in rows if row.request.priority is not Priority.BACKGROUND]
         lanes: dict[Lane, list[Row]] = {}  # in order of their best rows
         for row in sorted(pool, key=lambda row: _rank(row, served)):
-            lanes.setdefault((row.request.task, _work(row).key), []).append(row)
+            if row.work is not None:
+                lanes.setdefault((row.request.task, row.work.key), []).append(row)
         lane = self._pick(lanes, now)
         ordered = _shortest_first(lanes[lane], served, now)
         batch = self._fill(lane, ordered, len(lanes) == 1, now)
@@ -299,7 +300,7 @@ def _shortest_first(rows: list[Row], served: Mapping[str, float], now: float) ->
     it has waited, as in highest response ratio next (Brinch Hansen, 1971): a short question passes
     the long prompt that the same person sent before it.
     """
-    if not any(_work(row).divisible for row in rows):
+    if not any(row.work is not None and row.work.divisible for row in rows):
         return rows
 
     def rank(row: Row) -> tuple[float, int, float, int]:

@@ -14,6 +14,7 @@ from queueing.clock import Clock
 from queueing.costs import Costs, MemoryCaps
 from queueing.draft import Draft
 from queueing.messages import (
+    FINISHED,
     Call,
     Calling,
     Cancel,
@@ -327,7 +328,7 @@ class Engine:
         self._drop(row)
         if status is not Status.FINISHED and status is not Status.FAILED:
             self._draft.outputs.pop(row.request.id, None)
-        self._draft.ended[row.request.id] = End(status, error)
+        self._draft.ended[row.request.id] = FINISHED if error is None else End(status, error)
 
     def _drop(self, row: Row) -> None:
         del self._rows[row.request.id]

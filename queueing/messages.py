@@ -120,6 +120,9 @@ class End:
     error: CarpoolError | None = None
 
 
+FINISHED = End(Status.FINISHED)  # one for all, which also pickles once
+
+
 @message
 class Report:
     """What changed since the last one; sent also when no device call was made."""

@@ -9,6 +9,7 @@ are length-prefixed pickles over a socket pair that nobody else holds. It knows 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import pickle
@@ -191,6 +192,7 @@ def main(descriptor: int) -> None:
     outbox = Outbox(pipe.send)
     engine = Engine(build(setup.factories), setup.policies, monotonic, outbox.tell)
     threading.Thread(target=_listen, args=(pipe, inbox, engine), daemon=True).start()
+    gc.freeze()  # what is there by now stays; looking through it again would hold calls up
     serve(engine, inbox, outbox, monotonic)
 
 
