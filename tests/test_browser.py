@@ -293,7 +293,8 @@ def test_the_badge_is_true_for_the_life_of_the_page(browser: Browser, launch: La
 def test_what_is_typed_while_a_message_is_taken_stays_in_the_box(page: Page) -> None:
     longest(page, 2000)
     box = page.locator("#box textarea")
-    send(page, "First")
+    with page.expect_request(lambda request: "queue/join" in request.url):
+        send(page, "First")
     send(page, "Second")  # within milliseconds
     status(page, "Writing")
     expect(page.locator("#talk .user-row")).to_have_text(["First"])
