@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import psutil
@@ -74,12 +75,18 @@ def longest(page: Page, tokens: int) -> None:
 
 
 def slide(page: Page, label: str, value: float) -> None:
-    """Set a number in the settings."""
+    """Set a number in the settings; one typed while they unfold may be lost to Gradio's drawing."""
     page.locator("#settings > button").click()
     field = page.get_by_label(f"number input for {label}")
-    field.fill(str(value))
-    field.press("Tab")
-    expect(page.get_by_label(f"range slider for {label}")).to_have_value(str(value))
+    slider = page.get_by_label(f"range slider for {label}")
+    expect(slider).to_be_visible()
+    for _ in range(3):
+        field.fill(str(value))
+        field.press("Tab")
+        with suppress(AssertionError):
+            expect(slider).to_have_value(str(value))
+            break
+    expect(slider).to_have_value(str(value))
     page.locator("#settings > button").click()
 
 
