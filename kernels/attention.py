@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels import grouped
+from kernels import grouped, host, native
 from kernels.reference import Shape, Span
 
 NAME = "carpool"
@@ -94,7 +94,10 @@ def own_kernels(device: torch.device) -> bool:
 
 def _reader(spans: Sequence[Span], size: int, device: torch.device) -> Reader:
     if not own_kernels(device):
-        return grouped.Reader(spans, size, device)
+        library = native.library() if device.type == "cpu" else None
+        if library is None:
+            return grouped.Reader(spans, size, device)
+        return host.Reader(spans, size, device, library)
     from kernels import paged_attention  # only here, as hosts may have no triton
 
     return paged_attention.Reader.of(spans, size, device)
