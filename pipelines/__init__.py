@@ -28,9 +28,7 @@ TASKS: dict[str, Task] = {
     "chat": Task(
         pipeline="pipelines.text:TextPipeline",
         front="pipelines.fronts:ChatFront",
-        # A prompt as long as the context must not freeze those who read; on a host's processor
-        # shorter steps than this cost more throughput than they give in smoothness.
-        policy=Policy(rows=16, units=2048, target=0.5),
+        policy=Policy(rows=16, units=2048),
     ),
 }
 

@@ -18,7 +18,14 @@ from kernels.reference import Span
 from pipelines import models
 from pipelines.alone import AloneModel
 from pipelines.chat import ChatJob
-from pipelines.device import choose_device, choose_dtype, guarded, memory_for_rows, spare_cores
+from pipelines.device import (
+    choose_device,
+    choose_dtype,
+    guarded,
+    memory_for_rows,
+    spare_cores,
+    step_seconds,
+)
 from pipelines.loading import Loaded, bring
 from pipelines.packed import PackedModel
 from pipelines.paging import PageTables
@@ -232,6 +239,7 @@ class TextPipeline:
             },
             bytes=self._tables.pages * self._page * per_token,
             bytes_per_unit=float(per_token),
+            target=step_seconds(device),
             details={
                 "folder": str(found.folder),
                 "model": found.name,

@@ -67,6 +67,7 @@ def test_the_card_tells_what_a_front_needs(chat: tuple[TextPipeline, Card]) -> N
     assert card.bytes_per_unit == 2 * 30 * 3 * 64 * 4
     assert card.details["licence"] == "Apache-2.0"
     assert card.details["dtype"] == "float32"
+    assert card.target == 0.15
 
 
 def test_greedy_answers_are_those_of_transformers(chat: tuple[TextPipeline, Card]) -> None:
