@@ -146,8 +146,8 @@ class Admission:
             case Loaded(task, card, error):
                 text = "" if card else "Not in memory; it is loaded when somebody asks."
                 self.states[task] = TaskState(card or self.states[task].card, 1.0, text, error)
-            case Calling(ids):
-                station.calling = frozenset(ids)
+            case Calling(ids):  # what an earlier call gave may be lost, and have been the cause
+                station.calling = frozenset(ids) | (station.calling or frozenset())
             case Report():
                 self._report(station, message)
 

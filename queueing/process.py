@@ -2,8 +2,8 @@
 application.
 
 Started as a module with dotted factory names, never by importing the application again. Messages
-are length-prefixed pickles over a socket pair that nobody else holds. It knows engines only through
-`serve`.
+are length-prefixed pickles over a socket pair that nobody else holds; what a call gave is sent
+while the next one runs. It knows engines only through `serve`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from queueing.clock import monotonic
 from queueing.engine import Engine
-from queueing.messages import Calling, Cancel, Down, Report, Up
+from queueing.messages import Call, Calling, Cancel, Down, Report, Up
 from queueing.work import (
     Policy,
     WorkerLost,
@@ -58,6 +59,31 @@ def _frame(message: object) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+class _Note:
+    """Which call has begun while its news is still to be sent, where a crash does not reach it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, calling: Calling) -> None:
+        os.pwrite(self._file.fileno(), pickle.dumps(calling), 0)
+
+    def clear(self) -> None:
+        os.ftruncate(self._file.fileno(), 0)
+
+    def read(self) -> Sequence[Calling]:
+        """It, or none."""
+        body = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
+        return [pickle.loads(body)] if body else []
+
+
+def _memory() -> BinaryIO:
+    """A file for processes to share; on Linux it takes no disk."""
+    if sys.platform == "linux":
+        return open(os.memfd_create("carpool"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
 class ProcessWorker:
     """The application's side of one worker process."""
 
@@ -74,21 +100,28 @@ class ProcessWorker:
 
     async def run(self, receive: Receive) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await _spawn(theirs.fileno())
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(_frame(self._setup))
-        try:
-            while True:
-                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                messages: list[Up] = pickle.loads(await reader.readexactly(size))
-                for message in messages:
-                    self._watch(message)
-                    receive(message)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise WorkerLost(f"The worker process ended with {await self._reap()}.") from error
-        finally:
-            await self.stop()
+        with _memory() as memory:
+            with theirs:
+                self._process = await _spawn(theirs.fileno(), memory.fileno())
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+            self._writer.write(_frame(self._setup))
+            try:
+                await self._listen(reader, receive)
+            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                status = await self._reap()
+                for calling in _Note(memory).read():
+                    receive(calling)
+                raise WorkerLost(f"The worker process ended with {status}.") from error
+            finally:
+                await self.stop()
+
+    async def _listen(self, reader: asyncio.StreamReader, receive: Receive) -> NoReturn:
+        while True:
+            (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+            messages: list[Up] = pickle.loads(await reader.readexactly(size))
+            for message in messages:
+                self._watch(message)
+                receive(message)
 
     def send(self, message: Down) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -130,14 +163,14 @@ class ProcessWorker:
         self._kill()
 
 
-async def _spawn(descriptor: int) -> asyncio.subprocess.Process:
+async def _spawn(*descriptors: int) -> asyncio.subprocess.Process:
     paths = [ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "queueing.process",
-        str(descriptor),
-        pass_fds=(descriptor,),
+        *map(str, descriptors),
+        pass_fds=descriptors,
         env={**CALM, **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
 
@@ -145,9 +178,13 @@ async def _spawn(descriptor: int) -> asyncio.subprocess.Process:
 class _Pipe:
     """The process's side of the socket pair."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, note: _Note) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._file = self._socket.makefile("rb")
+        self._note = note
+        self._later: queue.SimpleQueue[Sequence[Up]] = queue.SimpleQueue()
+        self._all_sent = threading.Lock()  # held while a frame is on its way
+        threading.Thread(target=self._send_later, daemon=True).start()
 
     def read(self) -> object | None:
         """The next message; None when the application is gone."""
@@ -160,9 +197,33 @@ class _Pipe:
             return None
         return message
 
-    def send(self, message: object) -> None:
+    def send(self, messages: Sequence[Up]) -> None:
+        """In order. A call that follows another begins before its news is sent: it is in the note,
+        and the application watches the earlier one until then.
+        """
+        self._all_sent.acquire()
+        match messages:
+            case [Report(call=Call(ids=[_, *_])), Calling() as calling]:
+                self._note.write(calling)
+                self._later.put(messages)
+            case _:
+                self._write(messages)
+                self._all_sent.release()
+
+    def _send_later(self) -> None:
+        """Send while the call runs; what cannot be sent ends the process, as in its main thread."""
         try:
-            self._socket.sendall(_frame(message))
+            while True:
+                self._write(self._later.get())
+                self._note.clear()
+                self._all_sent.release()
+        finally:
+            log.critical("a report cannot be sent", exc_info=True)
+            os._exit(1)
+
+    def _write(self, messages: Sequence[Up]) -> None:
+        try:
+            self._socket.sendall(_frame(messages))
         except OSError:
             _leave()
 
@@ -181,10 +242,10 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, note: int) -> None:
     """The life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application, which closes us
-    pipe = _Pipe(descriptor)
+    pipe = _Pipe(descriptor, _Note(open(note, "r+b", buffering=0)))
     setup = pipe.read()
     if not isinstance(setup, Setup):
         raise TypeError(f"expected Setup, got {type(setup).__name__}. This is a bug.")
@@ -201,4 +262,4 @@ if __name__ == "__main__":
     from queueing import process
 
     logging.basicConfig(level=(os.environ.get("CARPOOL_LOG") or "WARNING").upper())
-    process.main(int(sys.argv[1]))
+    process.main(*map(int, sys.argv[1:]))

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from pipelines.fake import FakeJob, Kind, expected
+from queueing.admission import Admission
 from queueing.limits import Limits
+from queueing.messages import Calling, Ready
 from queueing.simulate import Simulation
 from queueing.stream import Stream
-from queueing.work import Cancelled, Expired, Full, Policy, Priority, Status
+from queueing.work import Cancelled, Expired, Full, Policy, Priority, Room, Status
 from tests.worlds import world
 
 LONG = FakeJob(Kind.STREAM, 20, 200)
@@ -234,6 +236,19 @@ def test_a_start_that_was_never_read_is_no_death():
     assert stream.status is Status.WAITING
     simulation.run()
     assert stream.status is Status.FINISHED
+
+
+def test_a_call_whose_report_was_lost_is_as_suspect_as_the_one_that_ran():
+    """A report that could not be sent may be what its worker died of."""
+    admission = Admission({"chat": Policy(rows=4)}, Limits(), 1, lambda: 0.0, lambda *_: None)
+    admission.receive(0, Ready({"chat": Room(4.0)}))
+    for id in "abc":
+        request = LONG.request(task="chat", id=id, session=id)
+        admission.submit(request, False, lambda: None)
+    admission.receive(0, Calling(("a",), 0.1))
+    admission.receive(0, Calling(("b",), 0.1))
+    admission.lost(0)
+    assert [admission.place(id) is None for id in "abc"] == [True, True, False]
 
 
 def test_a_cancelled_request_pays_for_what_it_used_and_gets_its_advance_back():

@@ -31,16 +31,17 @@ from queueing.worker import Inbox, Outbox, ThreadWorker, Worker, serve
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICIES = {"chat": Policy(rows=8)}
+FAKE = "pipelines.fake:FakePipeline"
 QUICK = {"forward": 0.002, "row": 0.0, "unit": 0.0}
 
 
 class Room:
     """A dispatcher with one worker, and the worker at hand."""
 
-    def __init__(self, kind: type, **knobs: Any) -> None:
+    def __init__(self, kind: type, pipeline: str = FAKE, **knobs: Any) -> None:
         self.workers: list[Any] = []
         self.kind = kind
-        self.factories = {"chat": ("pipelines.fake:FakePipeline", {**QUICK, **knobs})}
+        self.factories = {"chat": (pipeline, {**QUICK, **knobs})}
         self.dispatcher = Dispatcher(POLICIES, [self._worker], Limits(waiting=1000))
 
     def _worker(self) -> Worker:
@@ -56,8 +57,8 @@ class Room:
 
 
 @asynccontextmanager
-async def room(kind: type, **knobs: Any) -> AsyncIterator[Room]:
-    made = Room(kind, **knobs)
+async def room(kind: type, pipeline: str = FAKE, **knobs: Any) -> AsyncIterator[Room]:
+    made = Room(kind, pipeline, **knobs)
     await made.dispatcher.start()
     try:
         yield made
@@ -191,14 +192,18 @@ async def test_a_hang_costs_the_worker_and_not_the_application(monkeypatch):
         assert await ended(hang) == [Status.FAILED]
 
 
-async def test_a_worker_leaves_when_its_application_is_killed():
+@pytest.mark.parametrize("steps", [0, 10_000])
+async def test_a_worker_leaves_when_its_application_is_killed(steps):
     script = (
         "import asyncio\n"
-        "from tests.test_workers import ProcessWorker, Room\n"
+        "from tests.test_workers import *\n"
         "async def main():\n"
         "    room = Room(ProcessWorker)\n"
         "    await room.dispatcher.start()\n"
         "    await room.up()\n"
+        f"    for _ in range({min(steps, 8)}):\n"
+        f"        stream = room.submit(FakeJob(Kind.STREAM, 8, {steps}))\n"
+        "        await until(stream, lambda stream: bool(stream.text))\n"
         "    import sys; sys.stdout.write(f'{room.workers[0].pid}\\n'); sys.stdout.flush()\n"
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
