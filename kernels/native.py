@@ -1,4 +1,4 @@
-"""The C++ of this room, compiled while a model loads (about a second), for hosts that have a
+"""The C++ of this room, compiled while a model loads (about two seconds), for hosts that have a
 compiler.
 
 Where there is none the log says so once, and torch's own operators do the work. It does not know

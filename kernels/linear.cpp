@@ -1,0 +1,161 @@
+// A linear layer on a host: rows [rows, depth] times a weight [columns, depth], plus a bias.
+//
+// After Goto and van de Geijn 2008 and BLIS (Van Zee and van de Geijn 2015): the weight lies in
+// panels of 16 columns, in which a tile of up to 6 rows is summed in registers while the panel
+// stays in the nearest cache. A panel may hold numbers of 16 bits: they are widened in registers,
+// which is hidden behind the sums and reads half as much memory.
+// Every result is a sum over the depth in one order, made by one thread: it depends neither on how
+// many rows there are, nor on the other rows, nor on threads. `linear.py` lays out the panels.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef float Lane __attribute__((vector_size(32)));  // 8 numbers
+typedef uint32_t Bits __attribute__((vector_size(32)));
+
+constexpr int64_t LANE = 8;
+constexpr int64_t COLUMNS = 2 * LANE;  // of a panel
+constexpr int64_t PART = 384;          // of the depth, summed by itself: less is rounded away
+constexpr int ROWS = 6;                // of a tile: 12 sums, 2 weights, 1 input in 16 registers
+
+struct Weights {
+    Lane first, second;
+};
+
+template <class Lanes, class Number>
+inline Lanes load(const Number* from) {
+    Lanes lanes;
+    std::memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+// How the weights of 16 columns lie at one depth.
+struct Whole {
+    typedef float Number;
+    static constexpr int64_t STEP = COLUMNS;
+    static Weights read(const Number* at) { return {load<Lane>(at), load<Lane>(at + LANE)}; }
+};
+
+// bfloat16: a column in the lower 16 bits and the one 8 further in the upper, so that widening
+// either takes one instruction.
+struct Brain {
+    typedef uint32_t Number;
+    static constexpr int64_t STEP = LANE;
+    static Weights read(const Number* at) {
+        const Bits both = load<Bits>(at);
+        return {reinterpret_cast<Lane>(both << 16), reinterpret_cast<Lane>(both & 0xffff0000u)};
+    }
+};
+
+#ifdef __F16C__
+// float16. Compilers make slow code of it without the instruction's own name.
+struct Half {
+    typedef uint16_t Number;
+    static constexpr int64_t STEP = COLUMNS;
+    static Weights read(const Number* at) { return {widen(at), widen(at + LANE)}; }
+    static Lane widen(const Number* at) { return _mm256_cvtph_ps(load<__m128i>(at)); }
+};
+#endif
+
+template <class Format>
+struct Panel {
+    const typename Format::Number* weight;
+    const float* bias;  // or null
+    int64_t depth;
+    int64_t columns;  // fewer than 16 in the last panel of a layer
+    int64_t width;    // columns of the layer
+};
+
+// Adds the depths from `first` to `last` to the totals of R rows.
+template <int R, class Format>
+inline void add(const Panel<Format>& panel, const float* input, int64_t first, int64_t last,
+                Lane (*totals)[2]) {
+    Lane sums[R][2] = {};
+#pragma GCC unroll 2
+    for (int64_t k = first; k < last; ++k) {
+        const typename Format::Number* at = panel.weight + k * Format::STEP;
+        __builtin_prefetch(at + panel.depth * Format::STEP);  // the next panel, often from memory
+        const Weights weights = Format::read(at);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+            sums[r][0] += input[r * panel.depth + k] * weights.first;
+            sums[r][1] += input[r * panel.depth + k] * weights.second;
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < 2; ++i) totals[r][i] += sums[r][i];
+}
+
+template <int R, class Format>
+inline void tile(const Panel<Format>& panel, const float* input, float* output) {
+    Lane totals[R][2] = {};
+    for (int64_t first = 0; first < panel.depth; first += PART)
+        add<R>(panel, input, first, std::min(first + PART, panel.depth), totals);
+    for (int r = 0; r < R; ++r) {
+        if (panel.bias)
+            for (int i = 0; i < 2; ++i) totals[r][i] += load<Lane>(panel.bias + i * LANE);
+        float* to = output + r * panel.width;
+        if (panel.columns == COLUMNS)
+            std::memcpy(to, totals[r], sizeof totals[r]);
+        else
+            std::memcpy(to, totals[r], panel.columns * sizeof(float));
+    }
+}
+
+template <int R, class Format>
+inline void tile_of(int64_t rows, const Panel<Format>& panel, const float* input, float* output) {
+    if (rows == R) return tile<R>(panel, input, output);
+    if constexpr (R > 1) tile_of<R - 1>(rows, panel, input, output);
+}
+
+template <class Format>
+void multiply(const float* input, const void* weight, const float* bias, float* output,
+              int64_t rows, int64_t depth, int64_t width, int threads) {
+    const int64_t panels = (width + COLUMNS - 1) / COLUMNS;
+    const auto* numbers = static_cast<const typename Format::Number*>(weight);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t index = 0; index < panels; ++index) {
+        const int64_t column = index * COLUMNS;
+        const Panel<Format> panel = {numbers + index * depth * Format::STEP,
+                                     bias ? bias + column : nullptr, depth,
+                                     std::min(COLUMNS, width - column), width};
+        // Tiles of equal height, as a low one takes nearly as long as a full one.
+        int64_t row = 0;
+        for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles > 0; --tiles) {
+            const int64_t some = (rows - row + tiles - 1) / tiles;
+            tile_of<ROWS>(some, panel, input + row * depth, output + row * width + column);
+            row += some;
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" int carpool_reads_float16() {
+#ifdef __F16C__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// input [rows, depth], bias [columns up to a multiple of 16] or null, output [rows, columns];
+// weight [panels, depth, 16] in float32 (format 0), bfloat16 (1, in the order of `Brain`) or
+// float16 (2).
+extern "C" void carpool_linear(const float* input, const void* weight, const float* bias,
+                               float* output, int64_t rows, int64_t depth, int64_t columns,
+                               int format, int threads) {
+    auto run = format == 1 ? multiply<Brain> : multiply<Whole>;
+#ifdef __F16C__
+    if (format == 2) run = multiply<Half>;
+#endif
+    run(input, weight, bias, output, rows, depth, columns, threads);
+}
