@@ -12,22 +12,13 @@
 #include <limits>
 #include <vector>
 
+#include "lanes.h"
+#include "pool.h"
+
 namespace {
 
-typedef float Lane __attribute__((vector_size(32)));  // 8 numbers
-typedef int32_t Whole __attribute__((vector_size(32)));
-
-constexpr int64_t LANE = 8;
 constexpr int64_t TILE = 16;  // keys
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-
-inline Lane load(const float* from) {
-    Lane lane;
-    std::memcpy(&lane, from, sizeof lane);
-    return lane;
-}
-
-inline void store(float* to, Lane lane) { std::memcpy(to, &lane, sizeof lane); }
 
 // The sums of four lanes, each in the same fixed order.
 inline void sums(const Lane* four, float* out) {
@@ -39,30 +30,10 @@ inline void sums(const Lane* four, float* out) {
     for (int i = 0; i < 4; ++i) out[i] = all[i] + all[i + 4];
 }
 
-inline float sum(Lane of) {
-    return ((of[0] + of[4]) + (of[1] + of[5])) + ((of[2] + of[6]) + (of[3] + of[7]));
-}
-
 inline float largest(Lane of) {
     float found = of[0];
     for (int i = 1; i < LANE; ++i) found = std::max(found, of[i]);
     return found;
-}
-
-// exp(x) for x <= 0: powers of two and Cephes' polynomial, so that it is done in lanes.
-inline Lane exponential(Lane x) {
-    const Whole nothing = x < -87.0f;
-    x = nothing ? Lane{} : x;
-    const Whole power = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, Whole);
-    const Lane n = __builtin_convertvector(power, Lane);
-    const Lane r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    Lane p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return nothing ? Lane{} : p * reinterpret_cast<Lane>((power + 127) << 23);
 }
 
 struct Layer {
@@ -218,13 +189,12 @@ extern "C" void carpool_attend(const Layer* layer, const int32_t* spans, const i
                                const int32_t* table, int64_t count, int64_t width, int64_t most,
                                int threads) {
     const int64_t units = count * layer->key_heads;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-    for (int64_t unit = 0; unit < units; ++unit) {
+    carpool::pool().run(units, threads, [&](int64_t unit) {
         const int32_t* block = blocks + unit / layer->key_heads * 2;
         const int32_t* span = spans + block[0] * 3;
         const int64_t queries = std::min<int64_t>(span[1] - block[1], most);
         const int64_t position = span[2] - span[1] + block[1];
         Walk walk(*layer, span[0] + block[1], queries, position, unit % layer->key_heads);
         walk.run(table + block[0] * width);
-    }
+    });
 }

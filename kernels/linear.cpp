@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "pool.h"
+
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -23,6 +25,7 @@ typedef uint32_t Bits __attribute__((vector_size(32)));
 constexpr int64_t LANE = 8;
 constexpr int64_t COLUMNS = 2 * LANE;  // of a panel
 constexpr int64_t PART = 384;          // of the depth, summed by itself: less is rounded away
+constexpr int64_t SHARES = 8;          // of a layer a thread, so that whoever is late does less
 constexpr int ROWS = 6;                // of a tile: 12 sums, 2 weights, 1 input in 16 registers
 
 struct Weights {
@@ -120,9 +123,9 @@ template <class Format>
 void multiply(const float* input, const void* weight, const float* bias, float* output,
               int64_t rows, int64_t depth, int64_t width, int threads) {
     const int64_t panels = (width + COLUMNS - 1) / COLUMNS;
+    const int64_t most = std::max<int64_t>(panels / (threads * SHARES), 1);
     const auto* numbers = static_cast<const typename Format::Number*>(weight);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t index = 0; index < panels; ++index) {
+    const auto whole = [&](int64_t index) {
         const int64_t column = index * COLUMNS;
         const Panel<Format> panel = {numbers + index * depth * Format::STEP,
                                      bias ? bias + column : nullptr, depth,
@@ -134,7 +137,11 @@ void multiply(const float* input, const void* weight, const float* bias, float* 
             tile_of<ROWS>(some, panel, input + row * depth, output + row * width + column);
             row += some;
         }
-    }
+    };
+    carpool::pool().run((panels + most - 1) / most, threads, [&](int64_t share) {
+        const int64_t end = std::min(panels, (share + 1) * most);
+        for (int64_t index = share * most; index < end; ++index) whole(index);
+    });
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ from pathlib import Path
 log = logging.getLogger("carpool.native")
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-pthread", "-fPIC", "-shared")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120.0
 

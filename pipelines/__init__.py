@@ -28,7 +28,7 @@ TASKS: dict[str, Task] = {
     "chat": Task(
         pipeline="pipelines.text:TextPipeline",
         front="pipelines.fronts:ChatFront",
-        policy=Policy(rows=16, units=2048),
+        policy=Policy(rows=32, units=2048),
     ),
 }
 

@@ -36,13 +36,11 @@ def choose_device(wanted: str = "auto") -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def spare_cores() -> int:
-    """Threads for a model that shares its host with the page: all cores but one.
-
-    Measured on two cores with 16 client processes beside it: 64 tokens a second with one thread,
-    38 with two, which wait for each other whenever one of them is interrupted.
+def all_cores() -> int:
+    """Threads for a model on a host. Those of our own kernels wait for nobody whose core is taken
+    (kernels/pool.h), so the page beside them costs no more than the time it needs.
     """
-    return max((os.cpu_count() or 2) - 1, 1)
+    return os.cpu_count() or 1
 
 
 def choose_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:

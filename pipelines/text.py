@@ -19,11 +19,11 @@ from pipelines import models
 from pipelines.alone import AloneModel
 from pipelines.chat import ChatJob
 from pipelines.device import (
+    all_cores,
     choose_device,
     choose_dtype,
     guarded,
     memory_for_rows,
-    spare_cores,
     step_seconds,
 )
 from pipelines.loading import Loaded, bring
@@ -57,7 +57,7 @@ class TextPipeline:
         | None = None,  # a folder or a name on the Hub; else CARPOOL_CHAT_MODEL, else the default
         device: str = "auto",
         dtype: str | None = None,  # else CARPOOL_DTYPE, else what the hardware computes in
-        threads: int | None = None,  # of torch on a host; None leaves one core to the page
+        threads: int | None = None,  # of torch on a host; None means one a core
         memory_bytes: int | None = None,  # for keys and values; None means a share of what there is
         page: int = 16,  # tokens
     ) -> None:
@@ -83,7 +83,7 @@ class TextPipeline:
         device = choose_device(self._device)
         dtype = choose_dtype(device, self._dtype)
         if device.type == "cpu":
-            torch.set_num_threads(self._threads or spare_cores())
+            torch.set_num_threads(self._threads or all_cores())
         found = models.find(self._wanted, "chat", lambda fraction, text: tell(0.8 * fraction, text))
         tell(0.8, f"Loading {found.name}")
         loaded = guarded(lambda: bring(found.folder, device, dtype, self._page))

@@ -22,7 +22,7 @@ class Settings:
     """The settings of one application."""
 
     pipeline: str = "text"  # or "fake"
-    rows: int = 16  # in one batch
+    rows: int = 32  # in one batch
     port: int | None = None
     share: bool = False
     secret: str = ""
@@ -37,7 +37,7 @@ class Settings:
         _one_of(given, "CARPOOL_DTYPE", "auto", FORMATS)
         return cls(
             pipeline=_one_of(given, "CARPOOL_PIPELINE", "text", ("text", "fake")),
-            rows=int(_number(given, "CARPOOL_ROWS", 16, 1, 1024, whole=True)),
+            rows=int(_number(given, "CARPOOL_ROWS", 32, 1, 1024, whole=True)),
             port=int(_number(given, port, 0, 1, 65535, whole=True)) or None,
             share=_one_of(given, "CARPOOL_SHARE", "no", TRUE + FALSE, str.lower) in TRUE,
             secret=_secret(given.get("CARPOOL_SECRET", "")),

@@ -5,6 +5,7 @@ copy of their weights; by our own a row has the same bits whoever rides along.
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 
 import pytest
@@ -213,3 +214,30 @@ def test_other_layers_and_formats_are_left_alone() -> None:
     model = nn.ModuleList([Special(4, 4), nn.Linear(4, 4, dtype=torch.float64), nn.Conv1d(4, 4, 1)])
     assert prepack(model) == {}
     assert model[0].weight.numel() == 16
+
+
+def test_callers_at_once_each_get_their_own() -> None:
+    torch.manual_seed(0)
+    layers = [linear(torch.randn(96, 64), None) for _ in range(4)]
+    inputs = [torch.randn(9, 64) for _ in layers]
+    if None in layers:
+        pytest.skip("There is no C++ compiler on this machine.")
+    wanted = [layer(input) for layer, input in zip(layers, inputs, strict=True) if layer]
+    torch.set_num_threads(2)
+    right: list[bool] = []
+
+    def ask(place: int) -> None:
+        layer = layers[place]
+        if layer is not None:
+            found = [layer(inputs[place]) for _ in range(300)]
+            right.append(all(torch.equal(each, wanted[place]) for each in found))
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        torch.set_num_threads(1)
+    assert right == [True] * 4

@@ -45,10 +45,8 @@ class Entrant:
 def entrants(threads: int | None, rows: int | None) -> list[Entrant]:
     """All of them; `threads` and `rows` change ours from what `make run` takes."""
     given = {name: value for name, value in (("threads", threads), ("rows", rows)) if value}
-    own = {**given, "threads": CORES}
     return [
         ours("Carpool, as `make run`", given),
-        ours("Carpool, all cores", own, {**own, "rows": 32}),
         *transformers(),
         *openvinos(),
         *llamas(),
