@@ -140,7 +140,7 @@ def draw_rates(axes: Any, results: Sequence[Result], loads: Sequence[Load]) -> N
     colours = [OURS if each.name.startswith("Carpool") else THEIRS for each in run]
     bars = axes.barh([each.name for each in run], [each.rate for each in run], color=colours)
     axes.bar_label(bars, fmt="%.0f", padding=3)
-    axes.set_title("32 requests at once: output tokens/s")
+    axes.set_title("Output tokens/s", loc="left")
 
 
 def draw_first(axes: Any, results: Sequence[Result], loads: Sequence[Load]) -> None:
