@@ -7,7 +7,11 @@
 #include "lanes.h"
 #include "pool.h"
 
+namespace {
+
 constexpr int64_t SHARE = 1 << 15;  // numbers that are worth a thread
+
+}  // namespace
 
 // Root mean square norm (Zhang and Sennrich 2019): rows [rows, width] times weight [width].
 extern "C" void carpool_rms_norm(const float* input, const float* weight, float* output,

@@ -1,7 +1,7 @@
 """What lies between linear layers, on hosts by C++ of our own: one pass for a norm, one for a gate.
 
-Torch takes six for a norm, each with its own call; at few rows that is a fifth of a step. A row's
-result is the same bit for bit whoever rides along. It does not know models.
+Torch takes six for a norm, each with its own call. A row's result is the same bit for bit whoever
+rides along. It does not know models.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from kernels import native
+from kernels.native import LANE
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
 Gated: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-LANE = 8  # numbers that the C++ takes at once
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -26,17 +26,17 @@ def rms_norm(weight: Tensor, epsilon: float) -> Norm | None:
     """Rows [..., width] over their root mean square, times the weight [width]; None where it cannot
     be had.
     """
-    library = _library(weight)
+    library = native.library_for(weight)
     if library is None or weight.dim() != 1 or len(weight) % LANE:
         return None
     function = library.carpool_rms_norm
     function.argtypes = (*(_POINTER,) * 3, _LONG, _LONG, ctypes.c_float)
     function.restype = None
-    own = weight.detach().clone()
+    own = weight.detach().contiguous()
     width = len(own)
 
     def norm(input: Tensor) -> Tensor:
-        rows = _checked(input, width)
+        rows = native.rows(input, width)
         output = torch.empty_like(rows)
         count = rows.numel() // width
         function(rows.data_ptr(), own.data_ptr(), output.data_ptr(), count, width, epsilon)
@@ -49,7 +49,7 @@ def gated(like: Tensor) -> Gated | None:
     """silu(gate) * up of equal shapes [..., width], for a model whose weights are `like` this one;
     None where it cannot be had.
     """
-    library = _library(like)
+    library = native.library_for(like)
     if library is None:
         return None
     function = library.carpool_gated
@@ -57,7 +57,7 @@ def gated(like: Tensor) -> Gated | None:
 
     def multiply(gate: Tensor, up: Tensor) -> Tensor:
         width = gate.shape[-1]
-        gates, ups = _checked(gate, width), _checked(up, width)
+        gates, ups = native.rows(gate, width), native.rows(up, width)
         if gates.shape != ups.shape or width % LANE:
             raise ValueError(
                 f"A gate of {tuple(gates.shape)} does not fit {tuple(ups.shape)}, or is no "
@@ -70,17 +70,3 @@ def gated(like: Tensor) -> Gated | None:
         return output
 
     return multiply
-
-
-def _library(weight: Tensor) -> ctypes.CDLL | None:
-    suits = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return native.library() if suits else None
-
-
-def _checked(input: Tensor, width: int) -> Tensor:
-    if input.dtype != torch.float32 or input.device.type != "cpu" or input.shape[-1] != width:
-        raise ValueError(
-            f"Rows of {width} float32 numbers on a host are wanted, not {tuple(input.shape)} of "
-            f"{input.dtype} on {input.device}."
-        )
-    return input.contiguous()

@@ -1,4 +1,4 @@
-"""Paged attention for hosts that have no compiler: few calls of torch's fused attention.
+"""Paged attention where no kernel of our own serves: few calls of torch's fused attention.
 
 Rows with one query ride in groups: their pages are gathered side by side, padded to the longest,
 because one call over 16 short rows takes a quarter of the time of 16 calls (measured: 0.38 against

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from kernels import grouped, layout
+from kernels.native import LANE
 from kernels.reference import Shape, Span, write
 
 QUERIES = 8  # of a row, taken together: with their heads they share what is read of keys and values
-LANE = 8  # numbers that the C++ takes at once
 
 
 class _Layer(ctypes.Structure):

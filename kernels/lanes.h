@@ -12,10 +12,11 @@ typedef int32_t Whole __attribute__((vector_size(32)));
 
 constexpr int64_t LANE = 8;
 
-inline Lane load(const float* from) {
-    Lane lane;
-    std::memcpy(&lane, from, sizeof lane);
-    return lane;
+template <class Lanes = Lane, class Number>
+inline Lanes load(const Number* from) {
+    Lanes lanes;
+    std::memcpy(&lanes, from, sizeof lanes);
+    return lanes;
 }
 
 inline void store(float* to, Lane lane) { std::memcpy(to, &lane, sizeof lane); }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lanes.h"
 #include "pool.h"
 
 #ifdef __F16C__
@@ -19,10 +20,8 @@
 
 namespace {
 
-typedef float Lane __attribute__((vector_size(32)));  // 8 numbers
 typedef uint32_t Bits __attribute__((vector_size(32)));
 
-constexpr int64_t LANE = 8;
 constexpr int64_t COLUMNS = 2 * LANE;  // of a panel
 constexpr int64_t PART = 384;          // of the depth, summed by itself: less is rounded away
 constexpr int64_t SHARES = 8;          // of a layer a thread, so that whoever is late does less
@@ -32,18 +31,11 @@ struct Weights {
     Lane first, second;
 };
 
-template <class Lanes, class Number>
-inline Lanes load(const Number* from) {
-    Lanes lanes;
-    std::memcpy(&lanes, from, sizeof lanes);
-    return lanes;
-}
-
 // How the weights of 16 columns lie at one depth.
-struct Whole {
+struct Single {
     typedef float Number;
     static constexpr int64_t STEP = COLUMNS;
-    static Weights read(const Number* at) { return {load<Lane>(at), load<Lane>(at + LANE)}; }
+    static Weights read(const Number* at) { return {load(at), load(at + LANE)}; }
 };
 
 // bfloat16: a column in the lower 16 bits and the one 8 further in the upper, so that widening
@@ -104,7 +96,7 @@ inline void tile(const Panel<Format>& panel, const float* input, float* output) 
         add<R>(panel, input, first, std::min(first + PART, panel.depth), totals);
     for (int r = 0; r < R; ++r) {
         if (panel.bias)
-            for (int i = 0; i < 2; ++i) totals[r][i] += load<Lane>(panel.bias + i * LANE);
+            for (int i = 0; i < 2; ++i) totals[r][i] += load(panel.bias + i * LANE);
         float* to = output + r * panel.width;
         if (panel.columns == COLUMNS)
             std::memcpy(to, totals[r], sizeof totals[r]);
@@ -160,7 +152,7 @@ extern "C" int carpool_reads_float16() {
 extern "C" void carpool_linear(const float* input, const void* weight, const float* bias,
                                float* output, int64_t rows, int64_t depth, int64_t columns,
                                int format, int threads) {
-    auto run = format == 1 ? multiply<Brain> : multiply<Whole>;
+    auto run = format == 1 ? multiply<Brain> : multiply<Single>;
 #ifdef __F16C__
     if (format == 2) run = multiply<Half>;
 #endif

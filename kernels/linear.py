@@ -29,8 +29,8 @@ def linear(weight: Tensor, bias: Tensor | None) -> Forward | None:
 
     It keeps a copy of both, and gives no gradients.
     """
-    library = native.library() if weight.device.type == "cpu" else None
-    if library is None or weight.dtype != torch.float32:
+    library = native.library_for(weight)
+    if library is None:
         return None
     function = library.carpool_linear
     function.argtypes, function.restype = _ARGUMENTS, None
@@ -39,12 +39,7 @@ def linear(weight: Tensor, bias: Tensor | None) -> Forward | None:
     columns, depth = weight.shape
 
     def forward(input: Tensor) -> Tensor:
-        if input.dtype != torch.float32 or input.device.type != "cpu" or input.shape[-1] != depth:
-            raise ValueError(
-                f"A linear layer of {depth} takes float32 numbers on a host, not "
-                f"{tuple(input.shape)} of {input.dtype} on {input.device}."
-            )
-        rows = input.contiguous()
+        rows = native.rows(input, depth)
         output = input.new_empty(*input.shape[:-1], columns)
         function(
             *(rows.data_ptr(), panels.data_ptr(), None if own is None else own.data_ptr()),

@@ -1,5 +1,5 @@
-"""The C++ of this room, compiled while a model loads (about two seconds), for hosts that have a
-compiler.
+"""The C++ of this room, compiled while a model loads (about three seconds), for hosts that have
+a compiler, and what its functions ask of tensors.
 
 Where there is none the log says so once, and torch's own operators do the work. It does not know
 what the functions do.
@@ -16,12 +16,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 log = logging.getLogger("carpool.native")
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-pthread", "-fPIC", "-shared")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120.0
+LANE = 8  # numbers that the C++ takes at once
 
 
 @functools.cache
@@ -34,7 +38,7 @@ def library() -> ctypes.CDLL | None:
     with tempfile.TemporaryDirectory(prefix="carpool-") as folder:
         target = str(Path(folder) / "native.so")
         try:
-            _compile([compiler, *FLAGS, *map(str, SOURCES), "-o", target])
+            _compile(compiler, target)
             return ctypes.CDLL(target)  # stays loaded when its file is gone
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or str(error)
@@ -42,5 +46,24 @@ def library() -> ctypes.CDLL | None:
             return None
 
 
-def _compile(command: list[str]) -> None:
+def library_for(weight: Tensor) -> ctypes.CDLL | None:
+    """The library, where it computes with such a weight: float32, on a host."""
+    suits = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return library() if suits else None
+
+
+def rows(input: Tensor, width: int) -> Tensor:
+    """Numbers [..., width] as the functions read them; raises ValueError where they cannot."""
+    if input.dtype != torch.float32 or input.device.type != "cpu" or input.shape[-1] != width:
+        raise ValueError(
+            f"Rows of {width} float32 numbers on a host are wanted, not {tuple(input.shape)} of "
+            f"{input.dtype} on {input.device}."
+        )
+    return input.contiguous()
+
+
+def _compile(compiler: str, target: str) -> None:
+    """All sources as one, since what they all include takes as long as they do."""
+    sources = [part for source in SOURCES for part in ("-include", str(source))]
+    command = [compiler, *FLAGS, *sources, "-x", "c++", os.devnull, "-o", target]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)

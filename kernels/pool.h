@@ -1,7 +1,7 @@
 // Threads that help whoever has work. The one who asks works as well and waits for nobody who has
 // not begun, so a helper that sleeps, or whose core somebody else has, holds nothing up. OpenMP
 // waits for all: its threads halved the tokens of a host with busy clients when they spun, and when
-// they slept, took a fifth off those of a quiet one.
+// they slept, took a quarter off those of a quiet one.
 
 #pragma once
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.elementwise import LANE, gated, rms_norm
+from kernels.elementwise import gated, rms_norm
+from kernels.native import LANE
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 

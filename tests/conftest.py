@@ -5,6 +5,7 @@ Knows how to start it, how to read what it says, and that nothing of it may outl
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -74,6 +75,17 @@ def free_port() -> int:
 
 
 Launch = Callable[..., App]
+
+
+@pytest.fixture
+def library() -> ctypes.CDLL:
+    """The C++ of kernels/."""
+    from kernels import native  # only here, as most tests want no torch
+
+    found = native.library()
+    if found is None:
+        pytest.skip("There is no C++ compiler on this machine.")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,6 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def library() -> ctypes.CDLL:
-    found = native.library()
-    if found is None:
-        pytest.skip("There is no C++ compiler on this machine.")
-    return found
-
-
-@pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Whatever is compiled here is not kept."""
     native.library.cache_clear()
