@@ -37,12 +37,12 @@ inline float largest(Lane of) {
 }
 
 struct Layer {
-    const float* query;   // [tokens, heads, width]
+    const float* query;   // [tokens, heads, width], a token `stride` numbers after the one before
     const float* keys;    // [pages, size, key heads, width]
     const float* values;  // [pages, size, key heads, value width]
     const float* sinks;   // [heads], or null
     float* out;           // [tokens, heads, value width]
-    int64_t heads, key_heads, width, value_width, size;
+    int64_t heads, key_heads, width, value_width, size, stride;
     int64_t window;  // 0: none
     float scaling;
     float softcap;  // 0: none
@@ -93,7 +93,8 @@ class Walk {
         most = scores + queries * TILE;
         total = most + queries;
         for (int64_t q = 0; q < queries; ++q) {
-            const float* from = of.query + place(q) * of.width;
+            const float* from = of.query + (token + q / group) * of.stride +
+                                (head * group + q % group) * of.width;
             std::memcpy(query + q * of.width, from, of.width * sizeof(float));
             most[q] = of.sinks ? of.sinks[head * group + q % group] : NOTHING;
             total[q] = of.sinks ? 1.0f : 0.0f;
@@ -182,6 +183,16 @@ class Walk {
 };
 
 }  // namespace
+
+// Numbers of tokens [tokens, heads * width], `stride` apart, to their slots in pages; a slot below
+// 0 is nowhere.
+extern "C" void carpool_put(float* pages, const float* tokens, const int64_t* slots, int64_t count,
+                            int64_t numbers, int64_t stride) {
+    for (int64_t token = 0; token < count; ++token)
+        if (slots[token] >= 0)
+            std::memcpy(pages + slots[token] * numbers, tokens + token * stride,
+                        numbers * sizeof(float));
+}
 
 // spans [rows, 3]: first packed token, queries, keys; blocks [blocks, 2]: a row, and the first of
 // its queries that are taken together, at most `most`; table [rows, width] of page numbers.

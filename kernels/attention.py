@@ -33,6 +33,7 @@ class Pages:
         self.count = count
         self.size = size
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.shapes: dict[int, Shape] = {}  # what each layer asked for last
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The pages of a layer, made when its first keys and values [tokens, heads, width] come."""
@@ -129,14 +130,21 @@ def attend(
 ) -> tuple[Tensor, None]:
     """One layer as transformers calls it: query [1, heads, tokens, width], out [1, tokens, ...]."""
     shape = _shape(query, attention_mask, scaling, dropout, asked)
-    batch = _current.get()
     index: Any = module.layer_idx
-    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)  # [tokens, heads, width]
+    query, key, value = (tokens[0].transpose(0, 1) for tokens in (query, key, value))
+    return through(index, query, key, value, shape)[None], None
+
+
+def through(index: int, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+    """A layer of the running forward: packed queries [tokens, heads, width], to results of the
+    values' width.
+    """
+    batch = _current.get()
     key_pages, value_pages = batch.pages.layer(index, key, value)
+    batch.pages.shapes[index] = shape
     batch.calls += 1
     batch.reader.put(key_pages, value_pages, key, value)
-    packed = query[0].transpose(0, 1).contiguous()
-    return batch.reader.attend(packed, key_pages, value_pages, shape)[None], None
+    return batch.reader.attend(query, key_pages, value_pages, shape)
 
 
 def _shape(

@@ -71,7 +71,7 @@ class Reader:
         if found is None:
             found = plan(self._spans, shape.window, self._size, self._device)
             self._plans[shape.window] = found
-        return attend(query, key_pages, value_pages, found, shape)
+        return attend(query.contiguous(), key_pages, value_pages, found, shape)
 
 
 def plan(spans: Sequence[Span], window: int | None, size: int, device: torch.device) -> Plan:

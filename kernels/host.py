@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels import grouped, layout
 from kernels.native import LANE
-from kernels.reference import Shape, Span, write
+from kernels.reference import Shape, Span
 
 QUERIES = 8  # of a row, taken together: with their heads they share what is read of keys and values
 
@@ -26,7 +26,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "sinks", "out")),
         *((name, ctypes.c_int64) for name in ("heads", "key_heads", "width", "value_width")),
-        *((name, ctypes.c_int64) for name in ("size", "window")),
+        *((name, ctypes.c_int64) for name in ("size", "stride", "window")),
         *((name, ctypes.c_float) for name in ("scaling", "softcap")),
     )
 
@@ -39,14 +39,15 @@ class Reader(grouped.Reader):
     ) -> None:
         super().__init__(spans, size, device)
         self._rows = layout.rows(spans, size, QUERIES, device)
-        self._none = self._fresh[:0]  # no page need be wiped that is never read beyond its keys
         self._library = library
 
     def put(self, key_pages: Tensor, value_pages: Tensor, key: Tensor, value: Tensor) -> None:
         """Keys and values [tokens, heads, width] of all rows into a layer's pages."""
         if not _suits(key, key_pages, value_pages):
             return super().put(key_pages, value_pages, key, value)
-        return write(key_pages, value_pages, key, value, self._slots, self._none)
+        # No page need be wiped that is never read beyond its keys.
+        put(key_pages, key, self._slots, self._library)
+        return put(value_pages, value, self._slots, self._library)
 
     def attend(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, shape: Shape) -> Tensor:
         """Packed queries [tokens, heads, width] to results [tokens, heads, value width]."""
@@ -60,6 +61,23 @@ def _suits(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
     return kinds == {torch.float32} and not (query.shape[-1] % LANE or value_pages.shape[-1] % LANE)
 
 
+def put(pages: Tensor, tokens: Tensor, slots: Tensor, library: ctypes.CDLL) -> None:
+    """Tokens [tokens, heads, width] into pages [pages, size, heads, width], at slots [tokens]."""
+    own = _side_by_side(tokens)
+    if not pages.is_contiguous() or own.shape[1:] != pages.shape[2:] or len(own) != len(slots):
+        raise ValueError("Tokens and their slots must fit the pages. This is a bug.")
+    library.carpool_put(
+        *(ctypes.c_void_p(each.data_ptr()) for each in (pages, own, slots)),
+        *(ctypes.c_int64(number) for number in (len(own), own[0].numel(), own.stride(0))),
+    )
+
+
+def _side_by_side(tokens: Tensor) -> Tensor:
+    """The same [tokens, heads, width], a token's heads one after the other."""
+    apart = tokens.stride()[1:] != (tokens.shape[2], 1)
+    return tokens.contiguous() if apart else tokens
+
+
 def attend(
     query: Tensor,
     key_pages: Tensor,
@@ -69,8 +87,9 @@ def attend(
     library: ctypes.CDLL,
 ) -> Tensor:
     """Attention of packed queries [tokens, heads, width], as `reference.attend` has it."""
-    if not all(tensor.is_contiguous() for tensor in (query, key_pages, value_pages)):
-        raise ValueError("Queries and pages must be contiguous. This is a bug.")
+    if not (key_pages.is_contiguous() and value_pages.is_contiguous()):
+        raise ValueError("Pages must be contiguous. This is a bug.")
+    query = _side_by_side(query)
     sinks = None if shape.sinks is None else shape.sinks.float().contiguous()
     out = query.new_empty(*query.shape[:2], value_pages.shape[-1])
     layer = _Layer(
@@ -78,7 +97,8 @@ def attend(
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         *(query.shape[1], key_pages.shape[2], query.shape[2], value_pages.shape[3]),
-        *(key_pages.shape[1], shape.window or 0, shape.scaling, shape.softcap or 0.0),
+        *(key_pages.shape[1], query.stride(0), shape.window or 0),
+        *(shape.scaling, shape.softcap or 0.0),
     )
     library.carpool_attend(
         ctypes.byref(layer),

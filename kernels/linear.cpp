@@ -59,13 +59,21 @@ struct Half {
 };
 #endif
 
+// A layer's weight as it lies, and where its results begin in a row of the output.
+struct Weight {
+    const void* panels;
+    const float* bias;  // [columns up to a multiple of 16], or null
+    int64_t columns;
+    int64_t format;  // 0 float32, 1 bfloat16, 2 float16
+};
+
 template <class Format>
 struct Panel {
     const typename Format::Number* weight;
     const float* bias;  // or null
     int64_t depth;
     int64_t columns;  // fewer than 16 in the last panel of a layer
-    int64_t width;    // columns of the layer
+    int64_t width;    // of a row of the output
 };
 
 // Adds the depths from `first` to `last` to the totals of R rows.
@@ -89,52 +97,59 @@ inline void add(const Panel<Format>& panel, const float* input, int64_t first, i
         for (int i = 0; i < 2; ++i) totals[r][i] += sums[r][i];
 }
 
+// `more` is added to the results, or null.
 template <int R, class Format>
-inline void tile(const Panel<Format>& panel, const float* input, float* output) {
+inline void tile(const Panel<Format>& panel, const float* input, const float* more, float* output) {
     Lane totals[R][2] = {};
     for (int64_t first = 0; first < panel.depth; first += PART)
         add<R>(panel, input, first, std::min(first + PART, panel.depth), totals);
+    const int64_t bytes = panel.columns * sizeof(float);
     for (int r = 0; r < R; ++r) {
         if (panel.bias)
             for (int i = 0; i < 2; ++i) totals[r][i] += load(panel.bias + i * LANE);
-        float* to = output + r * panel.width;
-        if (panel.columns == COLUMNS)
-            std::memcpy(to, totals[r], sizeof totals[r]);
-        else
-            std::memcpy(to, totals[r], panel.columns * sizeof(float));
+        if (more) {
+            Lane lanes[2] = {};
+            std::memcpy(lanes, more + r * panel.width, bytes);
+            for (int i = 0; i < 2; ++i) totals[r][i] += lanes[i];
+        }
+        std::memcpy(output + r * panel.width, totals[r], bytes);
     }
 }
 
 template <int R, class Format>
-inline void tile_of(int64_t rows, const Panel<Format>& panel, const float* input, float* output) {
-    if (rows == R) return tile<R>(panel, input, output);
-    if constexpr (R > 1) tile_of<R - 1>(rows, panel, input, output);
+inline void tile_of(int64_t rows, const Panel<Format>& panel, const float* input, const float* more,
+                    float* output) {
+    if (rows == R) return tile<R>(panel, input, more, output);
+    if constexpr (R > 1) tile_of<R - 1>(rows, panel, input, more, output);
 }
 
+// The columns of one panel, of all rows.
 template <class Format>
-void multiply(const float* input, const void* weight, const float* bias, float* output,
-              int64_t rows, int64_t depth, int64_t width, int threads) {
-    const int64_t panels = (width + COLUMNS - 1) / COLUMNS;
-    const int64_t most = std::max<int64_t>(panels / (threads * SHARES), 1);
-    const auto* numbers = static_cast<const typename Format::Number*>(weight);
-    const auto whole = [&](int64_t index) {
-        const int64_t column = index * COLUMNS;
-        const Panel<Format> panel = {numbers + index * depth * Format::STEP,
-                                     bias ? bias + column : nullptr, depth,
-                                     std::min(COLUMNS, width - column), width};
-        // Tiles of equal height, as a low one takes nearly as long as a full one.
-        int64_t row = 0;
-        for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles > 0; --tiles) {
-            const int64_t some = (rows - row + tiles - 1) / tiles;
-            tile_of<ROWS>(some, panel, input + row * depth, output + row * width + column);
-            row += some;
-        }
-    };
-    carpool::pool().run((panels + most - 1) / most, threads, [&](int64_t share) {
-        const int64_t end = std::min(panels, (share + 1) * most);
-        for (int64_t index = share * most; index < end; ++index) whole(index);
-    });
+void multiply(const Weight& weight, int64_t index, const float* input, const float* more,
+              float* output, int64_t rows, int64_t depth, int64_t width) {
+    const int64_t column = index * COLUMNS;
+    const auto* numbers = static_cast<const typename Format::Number*>(weight.panels);
+    const Panel<Format> panel = {numbers + index * depth * Format::STEP,
+                                 weight.bias ? weight.bias + column : nullptr, depth,
+                                 std::min(COLUMNS, weight.columns - column), width};
+    // Tiles of equal height, as a low one takes nearly as long as a full one.
+    int64_t row = 0;
+    for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles > 0; --tiles) {
+        const int64_t some = (rows - row + tiles - 1) / tiles;
+        const int64_t at = row * width + column;
+        tile_of<ROWS>(some, panel, input + row * depth, more ? more + at : nullptr, output + at);
+        row += some;
+    }
 }
+
+constexpr decltype(&multiply<Single>) BY_FORMAT[] = {
+    multiply<Single>, multiply<Brain>,
+#ifdef __F16C__
+    multiply<Half>,
+#endif
+};
+
+int64_t panels_of(const Weight& weight) { return (weight.columns + COLUMNS - 1) / COLUMNS; }
 
 }  // namespace
 
@@ -146,15 +161,25 @@ extern "C" int carpool_reads_float16() {
 #endif
 }
 
-// input [rows, depth], bias [columns up to a multiple of 16] or null, output [rows, columns];
-// weight [panels, depth, 16] in float32 (format 0), bfloat16 (1, in the order of `Brain`) or
-// float16 (2).
-extern "C" void carpool_linear(const float* input, const void* weight, const float* bias,
-                               float* output, int64_t rows, int64_t depth, int64_t columns,
-                               int format, int threads) {
-    auto run = format == 1 ? multiply<Brain> : multiply<Single>;
-#ifdef __F16C__
-    if (format == 2) run = multiply<Half>;
-#endif
-    run(input, weight, bias, output, rows, depth, columns, threads);
+// `count` layers of the same input [rows, depth], their results side by side in output [rows, all
+// columns], plus `more` of the same shape, or null. Panels are [panels, depth, 16]; those of
+// bfloat16 in the order of `Brain`.
+extern "C" void carpool_linear(const Weight* weights, int64_t count, const float* input,
+                               const float* more, float* output, int64_t rows, int64_t depth,
+                               int threads) {
+    int64_t panels = 0, width = 0;
+    for (int64_t i = 0; i < count; ++i) panels += panels_of(weights[i]), width += weights[i].columns;
+    const int64_t most = std::max<int64_t>(panels / (threads * SHARES), 1);
+    carpool::pool().run((panels + most - 1) / most, threads, [&](int64_t share) {
+        int64_t index = share * most, left = std::min(most, panels - index), column = 0;
+        const Weight* weight = weights;
+        for (; left > 0; --left, ++index) {
+            for (; index >= panels_of(*weight); ++weight) {
+                index -= panels_of(*weight);
+                column += weight->columns;
+            }
+            BY_FORMAT[weight->format](*weight, index, input, more ? more + column : nullptr,
+                                      output + column, rows, depth, width);
+        }
+    });
 }

@@ -8,47 +8,73 @@ The truth is `torch.nn.functional.linear`. It does not know models.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from kernels import native
 
-Forward: TypeAlias = Callable[[Tensor], Tensor]
-
 COLUMNS = 16  # of a panel, as linear.cpp has it
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS = (*(_POINTER,) * 4, *(_LONG,) * 3, ctypes.c_int, ctypes.c_int)
+_ARGUMENTS = (_POINTER, _LONG, *(_POINTER,) * 3, _LONG, _LONG, ctypes.c_int)
 
 
-@torch.inference_mode()
-def linear(weight: Tensor, bias: Tensor | None) -> Forward | None:
-    """What multiplies rows by a weight [columns, depth]; None where it cannot be had.
+class _Weight(ctypes.Structure):
+    """`Weight` of linear.cpp."""
 
-    It keeps a copy of both, and gives no gradients.
+    _fields_ = (("panels", _POINTER), ("bias", _POINTER), ("columns", _LONG), ("format", _LONG))
+
+
+class Linear:
+    """Multiplies rows by weights [columns, depth], all of one depth, laid out for linear.cpp.
+
+    It keeps a copy of weights and biases, and gives no gradients.
     """
-    library = native.library_for(weight)
-    if library is None:
-        return None
-    function = library.carpool_linear
-    function.argtypes, function.restype = _ARGUMENTS, None
-    format, panels = laid_out(weight, library)
-    own = None if bias is None else _whole(bias.float()).contiguous()
-    columns, depth = weight.shape
 
-    def forward(input: Tensor) -> Tensor:
-        rows = native.rows(input, depth)
-        output = input.new_empty(*input.shape[:-1], columns)
-        function(
-            *(rows.data_ptr(), panels.data_ptr(), None if own is None else own.data_ptr()),
-            *(output.data_ptr(), input.shape[:-1].numel(), depth, columns),
-            *(format, torch.get_num_threads()),
+    def __init__(self, library: ctypes.CDLL, parts: Sequence[tuple[_Weight, object]], depth: int):
+        self.depth = depth
+        self.columns = sum(weight.columns for weight, _ in parts)
+        self._parts = parts  # and what keeps their numbers
+        self._weights = (_Weight * len(parts))(*(weight for weight, _ in parts))
+        self._library = library
+        self._function = library.carpool_linear
+        self._function.argtypes, self._function.restype = _ARGUMENTS, None
+
+    def beside(self, *others: Linear) -> Linear:
+        """One that gives what all of them give, side by side; the weights are not copied."""
+        parts = [part for each in (self, *others) for part in each._parts]
+        if {each.depth for each in others} - {self.depth}:
+            raise ValueError("Layers of different depths have no common input.")
+        return Linear(self._library, parts, self.depth)
+
+    def __call__(self, input: Tensor, more: Tensor | None = None) -> Tensor:
+        """Of [..., depth] to [..., columns]; `more` of that shape is added."""
+        rows = native.rows(input, self.depth)
+        output = rows.new_empty(*input.shape[:-1], self.columns)
+        added = None if more is None else native.rows(more, self.columns)
+        if added is not None and added.shape != output.shape:
+            raise ValueError(f"{tuple(added.shape)} cannot be added to {tuple(output.shape)}.")
+        self._function(
+            *(self._weights, len(self._weights), rows.data_ptr()),
+            *(None if added is None else added.data_ptr(), output.data_ptr()),
+            *(input.shape[:-1].numel(), self.depth, torch.get_num_threads()),
         )
         return output
 
-    return forward
+
+@torch.inference_mode()
+def linear(weight: Tensor, bias: Tensor | None) -> Linear | None:
+    """What multiplies rows by a weight [columns, depth]; None where it cannot be had."""
+    library = native.library_for(weight)
+    if library is None:
+        return None
+    format, panels = laid_out(weight, library)
+    own = None if bias is None else _whole(bias.float()).contiguous()
+    columns, depth = weight.shape
+    pointer = None if own is None else own.data_ptr()
+    part = _Weight(panels.data_ptr(), pointer, columns, format), (panels, own)
+    return Linear(library, [part], depth)
 
 
 def laid_out(weight: Tensor, library: ctypes.CDLL) -> tuple[int, Tensor]:

@@ -7,12 +7,13 @@ took it 83 ms of a core with AVX2, oneDNN 73, our own 38. It does not know what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kernels.linear import Forward, linear
+from kernels.linear import linear
 
 ROWS = 32  # oneDNN's layout is chosen for calls of about so many tokens; others use it as well
 
@@ -46,7 +47,7 @@ def _suits(module: Any) -> bool:
 
 
 @torch.inference_mode()
-def _by_onednn(layer: Any) -> Forward | None:
+def _by_onednn(layer: Any) -> Callable[[Tensor], Tensor] | None:
     if not _onednn_takes(layer.weight.dtype):
         return None
     operator = torch.ops.mkldnn._linear_pointwise  # what torch.compile freezes linear layers to

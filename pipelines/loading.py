@@ -60,20 +60,20 @@ def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> 
         raise Unprepared(
             f"{folder.name} cannot be run ({proof.reason(error)}); choose another model."
         ) from None
-    body, why = _path(folder.name, model, page, rows, wanted)
+    body, why = _path(folder.name, model, page, limit, rows, wanted)
     if why:
         log.warning("%s runs one row at a time, slower than packed: %s.", folder.name, why)
     return Loaded(body, limit, config.vocab_size, _ends(model, config), why)
 
 
 def _path(
-    name: str, model: Any, page: int, rows: list[list[int]], wanted: list[Tensor]
+    name: str, model: Any, page: int, context: int, rows: list[list[int]], wanted: list[Tensor]
 ) -> tuple[PackedModel | AloneModel, str]:
     """The first path whose check passes, and why it is not the packed one."""
     packed = PackedModel(model, page)
     try:
         packed.check(rows, wanted)
-        _quicken(packed, rows, wanted)
+        _quicken(packed, rows, wanted, context)
         return packed, ""
     except proof.REFUSALS as error:
         _unless_memory(error)
@@ -92,17 +92,27 @@ def _path(
     )
 
 
-def _quicken(packed: PackedModel, rows: list[list[int]], wanted: list[Tensor]) -> None:
-    """Quicker ways through a host, each kept if the model still says the same."""
-    ways: tuple[tuple[Any, Any], ...] = ((prepack, undo), (shorten, restore))
+def _quicken(
+    packed: PackedModel, rows: list[list[int]], wanted: list[Tensor], context: int
+) -> None:
+    """Quicker ways through a host, each kept if the model still says the same, also far into its
+    context.
+    """
+    later = max(context - max(proof.LENGTHS), 0)
+    far = packed.far(rows, later)
+    ways: tuple[tuple[Any, Any], ...] = (
+        (prepack, undo),
+        (lambda model: shorten(model, packed.pages.shapes), restore),
+    )
     for take, leave in ways:
         taken = take(packed.model)
         try:
             if taken:
+                proof.must_agree(far, packed.far(rows, later), f"from position {later:,} on")
                 packed.check(rows, wanted)
         except proof.REFUSALS as error:
             _unless_memory(error)
-            log.info("%s is left: %s", take.__name__, proof.reason(error))
+            log.info("What %s undoes is left: %s", leave.__name__, proof.reason(error))
             leave(taken)
             packed.check(rows, wanted)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels import memory
 from kernels.attention import NAME, Batch, Pages, attend, attending, own_kernels
 from kernels.reference import Span
 from pipelines.proof import LENGTHS, attend_by, must_agree, rows, truth
@@ -42,20 +44,28 @@ class PackedModel:
     def make_pages(self, count: int) -> None:
         """Pages for rows, by the geometry that the check learned."""
         self.pages = self.pages.grown(count)
+        memory.settle(self.pages)
         if own_kernels(self.model.device):
             from kernels.graphs import Decoder  # only here, as hosts may have no triton
 
             self.decoder = Decoder(self.run, self.pages, self.model.device)
 
-    def forward(self, tokens: Sequence[int], spans: Sequence[Span], keep: Sequence[int]) -> Tensor:
-        """Logits [kept, vocabulary] at places `keep` of the tokens; call it in inference mode."""
+    def forward(
+        self, tokens: Sequence[int], spans: Sequence[Span], keep: Sequence[int], later: int = 0
+    ) -> Tensor:
+        """Logits [kept, vocabulary] at places `keep` of the tokens; call it in inference mode.
+
+        Rows begin at position `later`.
+        """
         if self.decoder is not None and len(keep) == len(spans) == len(tokens):
             decoded = self.decoder(tokens, spans)
             if decoded is not None:
                 return decoded
         device = self.model.device
         positions = [
-            position for span in spans for position in range(span.length - span.count, span.length)
+            later + position
+            for span in spans
+            for position in range(span.length - span.count, span.length)
         ]
         return self.run(
             torch.tensor([tokens], device=device),
@@ -97,9 +107,7 @@ class PackedModel:
         AttentionInterface.register(NAME, attend)
         AttentionInterface.register(_WATCHED, watched)
         attend_by(self.model, _WATCHED)
-        needed = [-(-length // self.size) for length in LENGTHS]
-        self.pages = Pages(sum(needed), self.size)
-        must_agree(wanted, self._in_chunks(own, needed), "packed in chunks")
+        must_agree(wanted, self._in_chunks(own), "packed in chunks")
         if windows == {None}:
             _must_see_all(self.model)
         attend_by(self.model, NAME)
@@ -112,13 +120,21 @@ class PackedModel:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _in_chunks(self, rows: list[list[int]], needed: list[int]) -> list[Tensor]:
+    @torch.inference_mode()
+    def far(self, rows: list[list[int]], later: int) -> list[Tensor]:
+        """What it gives after each row, packed at once, if rows begin at position `later`."""
+        return list(self._packed(rows, [0] * len(rows), self._own_pages(), later))
+
+    def _own_pages(self) -> list[range]:
+        """New pages for the rows of a check, and which of them each has."""
+        needed = [-(-length // self.size) for length in LENGTHS]
+        self.pages = Pages(sum(needed), self.size)
+        firsts = itertools.accumulate(needed, initial=1)
+        return [range(first, first + count) for first, count in zip(firsts, needed, strict=False)]
+
+    def _in_chunks(self, rows: list[list[int]]) -> list[Tensor]:
         """Two packed forwards: most of the first row and half of the others, then the rest."""
-        firsts = [0, *torch.tensor(needed).cumsum(0).tolist()]
-        pages = [
-            range(first + 1, first + 1 + count)
-            for first, count in zip(firsts, needed, strict=False)
-        ]
+        pages = self._own_pages()
         splits = [len(rows[0]) - 1, *(len(row) // 2 for row in rows[1:])]
         self._packed(
             [row[:split] for row, split in zip(rows, splits, strict=True)], [0] * len(rows), pages
@@ -127,14 +143,19 @@ class PackedModel:
         return list(self._packed(rest, splits, pages))
 
     def _packed(
-        self, rows: list[list[int]], before: list[int], pages: Sequence[Sequence[int]]
+        self,
+        rows: list[list[int]],
+        before: list[int],
+        pages: Sequence[Sequence[int]],
+        later: int = 0,
     ) -> Tensor:
         spans: list[Span] = []
         start = 0
         for tokens, done, own in zip(rows, before, pages, strict=True):
             spans.append(Span(start, len(tokens), done + len(tokens), own))
             start += len(tokens)
-        return self.forward(sum(rows, []), spans, [span.start + span.count - 1 for span in spans])
+        ends = [span.start + span.count - 1 for span in spans]
+        return self.forward(sum(rows, []), spans, ends, later)
 
 
 def _must_see_all(model: Any) -> None:

@@ -1,4 +1,5 @@
-"""Parts of a model that lie between its linear layers, done in one pass each by kernels of our own.
+"""Parts of a model on a host, done in fewer passes by kernels of our own: norms, gates, and whole
+decoder layers as Llama has them.
 
 They are known by what they have, never by the model's name; whoever takes them checks that the
 model still says the same. It does not know requests or text.
@@ -6,25 +7,33 @@ model still says the same. It does not know requests or text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kernels.elementwise import gated, rms_norm
-from kernels.native import LANE
+from kernels.attention import through
+from kernels.elementwise import Rows, gated, rms_norm, rotation
+from kernels.linear import Linear
+from kernels.reference import Shape
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}  # as Qwen 3 has them
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
 
 @torch.inference_mode()
-def shorten(model: nn.Module) -> list[Any]:
-    """Give parts that have one a shorter way; returns them."""
+def shorten(model: nn.Module, shapes: Mapping[int, Shape]) -> list[Any]:
+    """Give parts that have one a shorter way; returns them.
+
+    `shapes` says what each layer was seen to ask of attention.
+    """
     taken: list[Any] = []
     modules: list[Any] = list(model.modules())
     for module in modules:
-        forward = _norm(module) or _gate(module)
+        forward = _norm(module) or _gate(module) or _layer(module, shapes)
         if forward is not None:
             module.forward = forward
             taken.append(module)
@@ -37,7 +46,7 @@ def restore(taken: list[Any]) -> None:
         del module.forward
 
 
-def _norm(module: Any) -> Callable[[Tensor], Tensor] | None:
+def _norm(module: Any) -> Rows | None:
     """Root mean square norms as Llama has them."""
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor):
@@ -45,14 +54,82 @@ def _norm(module: Any) -> Callable[[Tensor], Tensor] | None:
     return rms_norm(weight, epsilon) if isinstance(epsilon, float) else None
 
 
-def _gate(module: Any) -> Callable[[Tensor], Tensor] | None:
-    """Gated layers with SiLU, as Llama has them."""
-    if {name for name, _ in module.named_children()} != _GATED:
+def _gate(module: Any) -> Callable[..., Tensor] | None:
+    """Gated layers with SiLU, as Llama has them; it may be told what to add."""
+    if _children(module) != _GATED or not type(module.act_fn).__name__.startswith("SiLU"):
         return None
-    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
-    if not type(module.act_fn).__name__.startswith("SiLU") or gate.out_features % LANE:
+    gate, up, down = (_linear(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
+    if gate is None or up is None or down is None or gate.columns != up.columns:
         return None
-    multiply = gated(gate.weight)
+    multiply = gated(module.gate_proj.weight, gate.columns)
     if multiply is None:
         return None
-    return lambda input: down(multiply(gate(input), up(input)))
+    both = gate.beside(up)
+    return lambda input, more=None: down(multiply(both(input)), more)
+
+
+def _layer(module: Any, shapes: Mapping[int, Shape]) -> Callable[..., Tensor] | None:
+    """Attention and a gated layer, each after a norm and added to what came in."""
+    attention = getattr(module, "self_attn", None)
+    if _children(module) != _LAYER or _children(attention) - _HEAD_NORMS != _ATTENTION:
+        return None
+    shape = shapes.get(getattr(attention, "layer_idx", -1))
+    first, second = _norm(module.input_layernorm), _norm(module.post_attention_layernorm)
+    gate = _gate(module.mlp)
+    attend = None if shape is None else _attention(attention, shape)
+    if first is None or second is None or gate is None or attend is None:
+        return None
+
+    def forward(
+        hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+    ) -> Tensor:
+        rows = hidden_states[0]  # [tokens, width]
+        rows = attend(first(rows), position_embeddings, rows)
+        return gate(second(rows), rows)[None]
+
+    return forward
+
+
+def _attention(
+    module: Any, shape: Shape
+) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor], Tensor] | None:
+    """What it adds to `rows`, from these after a norm, with its heads turned by position."""
+    query, key, value, out = (_linear(module, f"{name}_proj") for name in "qkvo")
+    width, index = getattr(module, "head_dim", None), module.layer_idx
+    if query is None or key is None or value is None or out is None or not isinstance(width, int):
+        return None
+    rotate = rotation(module.q_proj.weight, width)
+    norms = _head_norms(module)
+    if rotate is None or norms is None:
+        return None
+    joined = query.beside(key, value)
+    counts = [each.columns // width for each in (query, key, value)]
+
+    def attend(normed: Tensor, turns: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        heads = joined(normed).view(len(rows), -1, width)  # [tokens, heads of all three, width]
+        queries, keys, values = torch.split(heads, counts, 1)
+        for norm in norms:
+            queries, keys = norm[0](queries), norm[1](keys)
+        for turned in (queries, keys):
+            rotate(turned, *turns)
+        return out(through(index, queries, keys, values, shape).flatten(1), rows)
+
+    return attend
+
+
+def _head_norms(module: Any) -> list[tuple[Rows, Rows]] | None:
+    """Of queries and keys: one pair or none; None where they have one that is not ours."""
+    if not _children(module) & _HEAD_NORMS:
+        return []
+    query, key = (_norm(getattr(module, name, None)) for name in ("q_norm", "k_norm"))
+    return None if query is None or key is None else [(query, key)]
+
+
+def _children(module: Any) -> set[str]:
+    return {name for name, _ in module.named_children()} if module is not None else set()
+
+
+def _linear(module: Any, name: str) -> Linear | None:
+    """One that `prepack` has laid out for us."""
+    found = vars(getattr(module, name)).get("forward")
+    return found if isinstance(found, Linear) else None

@@ -130,11 +130,53 @@ def test_layers_that_it_does_not_serve_are_read_as_without_it(library: ctypes.CD
     )
 
 
-def test_queries_that_are_not_laid_out_are_refused(library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("how", ["apart", "heads first", "every second"])
+def test_queries_keys_and_values_may_lie_in_other_ways(library: ctypes.CDLL, how: str) -> None:
+    torch.manual_seed(0)
+    rows, count = spans(MIXED)
+    key_pages, value_pages = pages(count, 2, 16, 8)
+    tokens = sum(span.count for span in rows)
+    shape = Shape(0.3)
+
+    def lying(heads: int, wide: int) -> Tensor:
+        if how == "heads first":
+            return torch.randn(heads, tokens, wide).transpose(0, 1)
+        if how == "every second":
+            return torch.randn(tokens, heads, 2 * wide)[:, :, ::2]
+        return torch.randn(tokens, heads + 3, wide)[:, :heads]
+
+    query, key, value = lying(4, 16), lying(2, 16), lying(2, 8)
+    wanted_keys, wanted_values = key_pages.clone(), value_pages.clone()
+    truth = grouped.Reader(rows, SIZE, CPU)
+    truth.put(wanted_keys, wanted_values, key, value)
+    reader = host.Reader(rows, SIZE, CPU, library)
+    reader.put(key_pages, value_pages, key, value)
+    for span in rows:
+        own, last = list(span.pages), span.length % SIZE or SIZE
+        for found, wanted in ((key_pages, wanted_keys), (value_pages, wanted_values)):
+            assert torch.equal(found[own[:-1]], wanted[own[:-1]])
+            assert torch.equal(found[own[-1], :last], wanted[own[-1], :last])
+    found = reader.attend(query, key_pages, value_pages, shape)
+    plain = reader.attend(query.contiguous(), key_pages, value_pages, shape)
+    assert torch.equal(found, plain)
+
+
+def test_a_token_whose_slot_is_nowhere_is_not_kept(library: ctypes.CDLL) -> None:
+    own = torch.zeros(2, SIZE, 1, 8)
+    host.put(own, torch.ones(3, 1, 8), torch.tensor([SIZE, -1, SIZE + 2]), library)
+    assert own.sum((2, 3)).nonzero().tolist() == [[1, 0], [1, 2]]
+
+
+def test_pages_that_do_not_fit_are_refused(library: ctypes.CDLL) -> None:
     rows, count = spans([(4, 4)])
     key, value = pages(count, 2, 8, 8)
+    query = torch.randn(4, 2, 8)
     with pytest.raises(ValueError, match="contiguous"):
-        attend(library, torch.randn(2, 4, 8).transpose(0, 1), key, value, rows, Shape(1.0))
+        attend(library, query, key.transpose(1, 2), value, rows, Shape(1.0))
+    slots = torch.arange(SIZE, SIZE + 4)
+    for tokens in (torch.randn(4, 1, 8), torch.randn(4, 2, 16), torch.randn(3, 2, 8)):
+        with pytest.raises(ValueError, match="must fit the pages"):
+            host.put(key, tokens, slots, library)
 
 
 def test_without_a_compiler_torch_reads_the_pages_and_the_log_says_so(

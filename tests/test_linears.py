@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import native
-from kernels.linear import Forward, laid_out, linear
+from kernels.linear import Linear, laid_out, linear
 from pipelines.linears import prepack, undo
 
 FORMATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -53,7 +53,7 @@ def weights(columns: int, depth: int, dtype: torch.dtype) -> Tensor:
     return found.to(dtype).float()
 
 
-def layer(columns: int, depth: int, dtype: torch.dtype, bias: Tensor | None = None) -> Forward:
+def layer(columns: int, depth: int, dtype: torch.dtype, bias: Tensor | None = None) -> Linear:
     forward = linear(weights(columns, depth, dtype), bias)
     assert forward is not None
     return forward
@@ -108,6 +108,34 @@ def test_a_weight_takes_two_bytes_if_nothing_is_lost_by_it(
     assert panels.dtype == (dtype if able else torch.float32)
     assert format == FORMATS.index(panels.dtype)
     assert torch.equal(panels.float().flatten().sort()[0], weight.flatten().sort()[0])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.usefixtures("library")
+def test_layers_beside_each_other_give_what_each_gives_and_what_is_added(threads: int) -> None:
+    torch.manual_seed(0)
+    layers = [
+        layer(columns, 24, dtype, torch.randn(columns) if biased else None)
+        for columns, dtype, biased in zip((17, 3, 48), FORMATS, (True, False, True), strict=True)
+    ]
+    rows, more = torch.randn(9, 24), torch.randn(9, 68)
+    each = torch.cat([own(rows) for own in layers], -1)
+    torch.set_num_threads(threads)
+    try:
+        joined = layers[0].beside(*layers[1:])
+        assert torch.equal(joined(rows), each)
+        assert torch.equal(joined(rows, more), each + more)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("library")
+def test_layers_that_do_not_fit_together_are_refused() -> None:
+    one, deeper = layer(4, 8, torch.float16), layer(4, 9, torch.float16)
+    with pytest.raises(ValueError, match="different depths"):
+        one.beside(deeper)
+    with pytest.raises(ValueError, match=r"\(2, 4\) cannot be added to \(3, 4\)"):
+        one(torch.ones(3, 8), torch.ones(2, 4))
 
 
 @pytest.mark.usefixtures("library")
