@@ -7,12 +7,12 @@ models.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
+from pipelines import host
 from queueing.work import OutOfMemory
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ _WORDS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-_HOST_SHARE = 1 / 8  # of all memory of a host; pages never used are never really taken
+_HOST_SHARE = 1 / 8  # of all memory of a host; kernels/memory.py really takes it
 _HOST_MOST = 2 << 30
 _DEVICE_SHARE = 0.8  # of what a model leaves free on its own device
 
@@ -40,7 +40,7 @@ def all_cores() -> int:
     """Threads for a model on a host. Those of our own kernels wait for nobody whose core is taken
     (kernels/pool.h), so the page beside them costs no more than the time it needs.
     """
-    return os.cpu_count() or 1
+    return host.cores()
 
 
 def choose_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
@@ -73,8 +73,7 @@ def memory_for_rows(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * _DEVICE_SHARE)
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(whole * _HOST_SHARE), _HOST_MOST)
+    return min(int(host.memory() * _HOST_SHARE), _HOST_MOST)
 
 
 def short_of_memory(error: BaseException) -> bool:
