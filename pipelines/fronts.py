@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.chat import ChatJob, Settings, counted
+from pipelines.checks import check_unicode, kind, number, shown, whole
 from pipelines.template import Conversation
 from queueing.work import Card, Invalid, Request, Work
 
@@ -84,7 +85,7 @@ def check_settings(payload: Any, limits: Mapping[str, int] | None = None) -> Set
     """
     context, vocabulary = (limits or {}).get("context"), (limits or {}).get("vocabulary")
     if not isinstance(payload, Mapping):
-        raise Invalid(f"A chat is an object with the field messages, not {_kind(payload)}.")
+        raise Invalid(f"A chat is an object with the field messages, not {kind(payload)}.")
     unknown = sorted(str(name)[:40] for name in payload.keys() - FIELDS)
     if unknown:
         raise Invalid(f"A chat has no field {unknown[0]!r}; it has {', '.join(sorted(FIELDS))}.")
@@ -93,23 +94,23 @@ def check_settings(payload: Any, limits: Mapping[str, int] | None = None) -> Set
     if seed is None:
         seed = secrets.randbelow(1 << 32)  # short enough to be copied, and exact in a browser
     return Settings(
-        max_tokens=_whole("max_tokens", payload, min(ANSWER, context or ANSWER), 1, context),
-        temperature=_number("temperature", payload, 1.0, 0.0, HOTTEST),
-        top_p=_number("top_p", payload, 1.0, 0.0, 1.0, above=True),
-        top_k=_whole("top_k", payload, 0, 0, vocabulary),
-        repetition_penalty=_number("repetition_penalty", payload, 1.0, *PENALTY),
-        seed=_whole("seed", {"seed": seed}, 0, SEED_LOW, SEED_HIGH),
+        max_tokens=whole("max_tokens", payload, min(ANSWER, context or ANSWER), 1, context),
+        temperature=number("temperature", payload, 1.0, 0.0, HOTTEST),
+        top_p=number("top_p", payload, 1.0, 0.0, 1.0, above=True),
+        top_k=whole("top_k", payload, 0, 0, vocabulary),
+        repetition_penalty=number("repetition_penalty", payload, 1.0, *PENALTY),
+        seed=whole("seed", {"seed": seed}, 0, SEED_LOW, SEED_HIGH),
         stop=_stops(payload.get("stop")),
-        min_p=_number("min_p", payload, 0.0, 0.0, 1.0),
-        presence_penalty=_number("presence_penalty", payload, 0.0, -FIRMEST, FIRMEST),
-        frequency_penalty=_number("frequency_penalty", payload, 0.0, -FIRMEST, FIRMEST),
+        min_p=number("min_p", payload, 0.0, 0.0, 1.0),
+        presence_penalty=number("presence_penalty", payload, 0.0, -FIRMEST, FIRMEST),
+        frequency_penalty=number("frequency_penalty", payload, 0.0, -FIRMEST, FIRMEST),
     )
 
 
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, (list, tuple)):
         raise Invalid(
-            f"messages is {_kind(messages)}; give a list of objects with role and content."
+            f"messages is {kind(messages)}; give a list of objects with role and content."
         )
     if not 1 <= len(messages) <= MESSAGES:
         raise Invalid(f"There are {len(messages):,} entries in messages; give 1 to {MESSAGES:,}.")
@@ -122,21 +123,21 @@ def _check_messages(messages: Any) -> None:
             "Shorten them."
         )
     for place, message in enumerate(messages):
-        _check_unicode(f"messages[{place}].content", message["content"])
+        check_unicode(f"messages[{place}].content", message["content"])
     if messages[-1]["role"] != "user":
         raise Invalid("The last of messages must have the role user: it is the one to be answered.")
 
 
 def _check_message(name: str, message: Any, place: int) -> None:
     if not isinstance(message, Mapping):
-        raise Invalid(f"{name} is {_kind(message)}; give an object with role and content.")
+        raise Invalid(f"{name} is {kind(message)}; give an object with role and content.")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in ROLES:
-        raise Invalid(f"{name}.role is {_shown(role)}; it must be one of {', '.join(ROLES)}.")
+        raise Invalid(f"{name}.role is {shown(role)}; it must be one of {', '.join(ROLES)}.")
     if role == "system" and place > 0:
         raise Invalid(f"{name}.role is system; only one message may be, the first of all.")
     if not isinstance(content, str):
-        raise Invalid(f"{name}.content is {_kind(content)}; give text.")
+        raise Invalid(f"{name}.content is {kind(content)}; give text.")
     if role == "user" and not content.strip():
         raise Invalid(f"{name}.content is empty; write at least one character that shows.")
 
@@ -160,65 +161,20 @@ def _check_length(messages: Sequence[Mapping[str, str]], context: int) -> None:
         )
 
 
-def _check_unicode(name: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise Invalid(
-            f"{name} has an unpaired surrogate at character {error.start + 1}, which is not text; "
-            "remove it."
-        ) from None
-
-
 def _stops(value: Any) -> tuple[str, ...]:
     stops = () if value is None else (value,) if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple)):
-        raise Invalid(f"stop is {_kind(value)}; give a text or a list of at most {STOPS}.")
+        raise Invalid(f"stop is {kind(value)}; give a text or a list of at most {STOPS}.")
     if len(stops) > STOPS:
         raise Invalid(f"stop has {len(stops):,} entries; at most {STOPS} are taken.")
     for place, stop in enumerate(stops):
         name = f"stop[{place}]"
         if not isinstance(stop, str):
-            raise Invalid(f"{name} is {_kind(stop)}; give text.")
+            raise Invalid(f"{name} is {kind(stop)}; give text.")
         if not 1 <= len(stop) <= STOP_CHARACTERS:
             raise Invalid(f"{name} has {len(stop):,} characters; give 1 to {STOP_CHARACTERS}.")
-        _check_unicode(name, stop)
+        check_unicode(name, stop)
     return tuple(stops)
-
-
-def _number(
-    name: str,
-    payload: Mapping[str, Any],
-    missing: float,
-    low: float,
-    high: float,
-    above: bool = False,
-) -> float:
-    """A finite number from `low` (or above it) to `high`."""
-    value = payload.get(name)
-    if value is None:
-        return missing
-    limits = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Invalid(f"{name} is {_kind(value)}; give a number {limits}.")
-    if not low <= value <= high or (above and value == low):  # false for what is no number
-        raise Invalid(f"{name} is {_shown(value)}; give a number {limits}.")
-    return float(value)
-
-
-def _whole(name: str, payload: Mapping[str, Any], missing: int, low: int, high: int | None) -> int:
-    """A whole number; 3.0 is one, because in JSON it may be. `high` None: not known yet."""
-    value = payload.get(name)
-    if value is None:
-        return missing
-    limits = f"of at least {low}" if high is None else f"from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Invalid(f"{name} is {_kind(value)}; give a whole number {limits}.")
-    if isinstance(value, float) and (not math.isfinite(value) or not value.is_integer()):
-        raise Invalid(f"{name} is {_shown(value)}; give a whole number {limits}.")
-    if not low <= value <= (value if high is None else high):
-        raise Invalid(f"{name} is {_shown(value)}; give a whole number {limits}.")
-    return int(value)
 
 
 def _bytes(tokens: int, card: Card) -> int:
@@ -226,28 +182,3 @@ def _bytes(tokens: int, card: Card) -> int:
     page = card.limits.get("page", 1)
     tokens += card.limits.get("fixed", 0)
     return math.ceil(-(-tokens // page) * page * card.bytes_per_unit)
-
-
-def _kind(value: Any) -> str:
-    """What a caller gave, in a caller's words."""
-    if value is None:
-        return "missing"
-    kinds = (
-        (bool, "true or false"),
-        (str, "text"),
-        ((int, float), "a number"),
-        (Mapping, "an object"),
-    )
-    for kind, words in kinds:
-        if isinstance(value, kind):
-            return words
-    return "a list" if isinstance(value, (list, tuple)) else "something else"
-
-
-def _shown(value: Any) -> str:
-    """A value as it was given, cut short; a number of thousands of digits is not written out."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 128:
-        return "a number with very many digits"
-    shown = "missing" if value is None else str(value)
-    shown = shown.encode("ascii", "backslashreplace").decode()
-    return shown if len(shown) <= 40 else shown[:40] + "..."
