@@ -1,9 +1,9 @@
-"""The seam to Hugging Face models: one attention function, "carpool", that reads and writes our
-pages.
+"""The seam to Hugging Face models: one attention function, "carpool", for packed rows.
 
-A forward is called on packed tokens [1, tokens] inside `attending(batch)`; the function then puts
-each layer's keys and values where the batch says and attends from there. A layer's geometry is
-learned from its first call, never from a config. It does not know requests, models or sampling.
+A forward is called on packed tokens [1, tokens] inside `attending(batch)`; the function then
+attends as the batch says: from our pages, where it first puts each layer's keys and values, or
+within rows, and nothing is kept. A layer's geometry is learned from its first call, never from a
+config. It does not know requests, models or sampling.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from kernels import grouped, host, native
 from kernels.reference import Shape, Span
 
 NAME = "carpool"
+
+NOWHERE = -1  # the index of a layer that does not say which it is
 
 # Said by models to every attention; they ask for nothing.
 _HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "position_embeddings"})
@@ -73,8 +75,21 @@ class Reader(Protocol):
         """Packed queries [tokens, heads, width] to results [tokens, heads, value width]."""
 
 
+class Packed(Protocol):
+    """How the packed rows of one forward attend."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees none that comes after it."""
+
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+        """A layer's packed queries [tokens, heads, width], to results of the values' width."""
+
+
 class Batch:
     """One forward's rows: the pages, and how these rows use them."""
+
+    causal = True
 
     def __init__(
         self,
@@ -86,6 +101,14 @@ class Batch:
         self.pages = pages
         self.reader = reader or _reader(spans, pages.size, device)
         self.calls = 0  # attention layers that came by
+
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+        """A layer's packed queries [tokens, heads, width], to results of the values' width."""
+        key_pages, value_pages = self.pages.layer(index, key, value)
+        self.pages.shapes[index] = shape
+        self.calls += 1
+        self.reader.put(key_pages, value_pages, key, value)
+        return self.reader.attend(query, key_pages, value_pages, shape)
 
 
 def own_kernels(device: torch.device) -> bool:
@@ -105,15 +128,15 @@ def _reader(spans: Sequence[Span], size: int, device: torch.device) -> Reader:
 
 
 # Models hand nothing of ours down to their layers, so the batch of the running forward waits here.
-_current: ContextVar[Batch] = ContextVar("carpool_batch")
+_current: ContextVar[Packed] = ContextVar("carpool_batch")
 
 
 @contextmanager
-def attending(batch: Batch) -> Iterator[Batch]:
-    """For the length of a forward, attention of this thread reads and writes by `batch`."""
+def attending(batch: Packed) -> Iterator[None]:
+    """For the length of a forward, this thread attends as `batch` says."""
     token = _current.set(batch)
     try:
-        yield batch
+        yield
     finally:
         _current.reset(token)
 
@@ -130,21 +153,17 @@ def attend(
 ) -> tuple[Tensor, None]:
     """One layer as transformers calls it: query [1, heads, tokens, width], out [1, tokens, ...]."""
     shape = _shape(query, attention_mask, scaling, dropout, asked)
-    index: Any = module.layer_idx
+    index = getattr(module, "layer_idx", None)
     query, key, value = (tokens[0].transpose(0, 1) for tokens in (query, key, value))
-    return through(index, query, key, value, shape)[None], None
+    out = through(NOWHERE if index is None else index, query, key, value, shape)
+    return out[None], None
 
 
 def through(index: int, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
     """A layer of the running forward: packed queries [tokens, heads, width], to results of the
     values' width.
     """
-    batch = _current.get()
-    key_pages, value_pages = batch.pages.layer(index, key, value)
-    batch.pages.shapes[index] = shape
-    batch.calls += 1
-    batch.reader.put(key_pages, value_pages, key, value)
-    return batch.reader.attend(query, key_pages, value_pages, shape)
+    return _current.get().attend(index, query, key, value, shape)
 
 
 def _shape(
@@ -154,8 +173,10 @@ def _shape(
     window = asked.pop("sliding_window", None)
     softcap = asked.pop("softcap", None)
     sinks = asked.pop("s_aux", None)
-    if asked.pop("is_causal", None) is False:
-        raise NotImplementedError("This model's attention looks ahead; paged attention is causal.")
+    if asked.pop("is_causal", None) is (not _current.get().causal):
+        raise NotImplementedError(
+            "This model's attention looks ahead where these rows do not, or the other way round."
+        )
     unknown = [name for name, value in asked.items() if name not in _HARMLESS and value is not None]
     unknown = [
         name for name in unknown if asked[name] is not False
@@ -165,6 +186,6 @@ def _shape(
             [*unknown, *["attention_mask"] * (mask is not None), *["dropout"] * bool(dropout)]
         )
         raise NotImplementedError(
-            f"This model asks its attention for {names}, which pages do not have."
+            f"This model asks its attention for {names}, which packed rows do not have."
         )
     return Shape(scaling or query.shape[-1] ** -0.5, window, softcap, sinks)

@@ -1,8 +1,8 @@
-"""Paged attention in plain torch, one row at a time: the truth that quicker code is tested against.
+"""Attention in plain torch, one row at a time: the truth that quicker code is tested against.
 
-Keys and values lie in pages [pages, size, heads, width]; a row's table of pages says where. It
-knows grouped queries, sliding windows, soft caps, sinks and values of another width than keys; it
-does not know whose rows they are or why they are together.
+Keys and values lie in pages [pages, size, heads, width], where a row's table of pages says, or are
+packed as the queries are. It knows grouped queries, sliding windows, soft caps, sinks and values of
+another width than keys; it does not know whose rows they are or why they are together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ class Span:
     count: int  # its tokens in this forward
     length: int  # its keys in pages once these tokens are written
     pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Packed tokens that attend to one another, and to those of a beginning that others share."""
+
+    start: int
+    count: int
+    prefix: tuple[int, int] | None = None  # start and count of earlier tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +93,7 @@ def attend_span(
     positions = torch.arange(span.length, device=query.device)
     asked = torch.arange(span.length - span.count, span.length, device=query.device)
     mask = visible(asked[:, None], positions[None], shape.window)  # [count, length]
-    groups = query.shape[1] // key.shape[0]
-    grouped = query.reshape(span.count, key.shape[0], groups, -1).permute(1, 2, 0, 3)
-    rows = grouped.flatten(1, 2)  # [key heads, groups * count, width]
-    out = weighted(rows, key, value, mask.repeat(groups, 1), shape)
-    return out.reshape(key.shape[0], groups, span.count, -1).permute(2, 0, 1, 3).flatten(1, 2)
+    return _by_heads(query, key, value, mask, shape)
 
 
 def attend(
@@ -100,3 +105,38 @@ def attend(
         own = slice(span.start, span.start + span.count)
         out[own] = attend_span(query[own], key_pages, value_pages, span, shape)
     return out
+
+
+def attend_within(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    stretches: Sequence[Stretch],
+    shape: Shape,
+    causal: bool,
+) -> Tensor:
+    """Attention of packed queries, keys and values [tokens, heads, width] inside each stretch."""
+    out = query.new_zeros(*query.shape[:2], value.shape[-1])
+    for stretch in stretches:
+        first, before = stretch.prefix or (0, 0)
+        own = slice(stretch.start, stretch.start + stretch.count)
+        keys, values = (  # [key heads, before + count, width]
+            torch.cat((packed[first : first + before], packed[own])).transpose(0, 1)
+            for packed in (key, value)
+        )
+        places = torch.arange(before + stretch.count, device=query.device)
+        mask = visible(places[before:, None], places[None], shape.window)
+        mask = mask if causal else torch.ones_like(mask)
+        out[own] = _by_heads(query[own], keys, values, mask, shape)
+    return out
+
+
+def _by_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shape: Shape) -> Tensor:
+    """Queries [count, heads, width] over keys and values [key heads, keys, width] that heads share,
+    as the mask [count, keys] lets them.
+    """
+    count, groups = len(query), query.shape[1] // key.shape[0]
+    grouped = query.reshape(count, key.shape[0], groups, -1).permute(1, 2, 0, 3)
+    rows = grouped.flatten(1, 2)  # [key heads, groups * count, width]
+    out = weighted(rows, key, value, mask.repeat(groups, 1), shape)
+    return out.reshape(key.shape[0], groups, count, -1).permute(2, 0, 1, 3).flatten(1, 2)
