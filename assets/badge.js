@@ -3,7 +3,7 @@ let source;
 const look = () => {
   source?.close();
   if (document.hidden) return;
-  source = new EventSource(`${window.gradio_config.root}/model`);
+  source = new EventSource(`${window.gradio_config.root}/model?task=${props.task}`);
   source.onmessage = (event) => { props.value = event.data; };
   source.onerror = () => { props.value = props.gone; };
 };

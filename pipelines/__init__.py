@@ -1,36 +1,64 @@
-"""The registry of tasks: for each name, where its pipeline and its front are found, as dotted
+"""The registry: which models run in a worker, and which tasks people may ask of them, as dotted
 paths.
 
 Nothing is imported before it is asked for: the application process takes fronts, a worker takes
-pipelines, and neither pays for the other. It does not know policies, pages or queues.
+pipelines, and neither pays for the other. Several tasks may share a model, and with it their calls.
+It does not know pages or queues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
 from queueing.work import Policy
 
+Factory: TypeAlias = "str | tuple[str, Mapping[str, Any]]"  # a path, or one and its arguments
+
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """Dotted paths, `module:name`, of things to call without arguments or with settings by name."""
+class Model:
+    """A pipeline, `module:name` of something to call, and how it is batched."""
 
-    pipeline: str
-    front: str
+    pipeline: Factory
     policy: Policy = Policy()
 
 
-TASKS: dict[str, Task] = {
-    "chat": Task(
-        pipeline="pipelines.text:TextPipeline",
-        front="pipelines.fronts:ChatFront",
-        policy=Policy(rows=32, units=2048),
-    ),
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Models by name, and for each task its front, which knows the name of its model."""
+
+    models: dict[str, Model] = field(default_factory=dict)
+    fronts: dict[str, str] = field(default_factory=dict)
+
+
+CHAT = Model("pipelines.text:TextPipeline", Policy(rows=32, units=2048))
+ITEMS = Policy(rows=256, units=16_384)  # of tokens of texts that are computed in one piece
+FRONTS = {
+    "chat": "pipelines.fronts:ChatFront",
+    "embed": "pipelines.embed:EmbedFront",
+    "classify": "pipelines.classify:ClassifyFront",
+    "answer": "pipelines.answer:AnswerFront",
 }
+OWN: dict[str, tuple[str, Model]] = {}  # of tasks to which a setting gives a model of their own
+
+
+def encodes(task: str) -> Model:
+    """An encoder with a task's head."""
+    return Model(("pipelines.encode:EncodePipeline", {"task": task}), ITEMS)
+
+
+def tables(own: Mapping[str, str]) -> Tables:
+    """What is served; `own` names the tasks for which a setting names a model."""
+    made = Tables({"chat": CHAT, "embed": encodes("embed")}, dict(FRONTS))
+    for task in own.keys() & OWN.keys():
+        made.fronts[task], made.models[task] = OWN[task]
+    return made
+
+
+FAKE = Tables({"chat": Model("pipelines.fake:FakePipeline")}, {"chat": "pipelines.fake:ChatFront"})
 
 
 def factory(dotted: str) -> Callable[..., Any]:

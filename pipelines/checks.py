@@ -7,7 +7,7 @@ It knows no task.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from queueing.work import Invalid
@@ -22,6 +22,77 @@ def check_unicode(name: str, text: str) -> None:
             f"{name} has an unpaired surrogate at character {error.start + 1}, which is not text; "
             "remove it."
         ) from None
+
+
+def fields(what: str, payload: Any, known: Collection[str]) -> None:
+    """Raises Invalid for what is no object, or has a field that nobody reads."""
+    if not isinstance(payload, Mapping):
+        raise Invalid(f"{what} is an object with fields, not {kind(payload)}.")
+    unknown = sorted(str(name)[:40] for name in payload.keys() - set(known))
+    if unknown:
+        raise Invalid(f"{what} has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+
+
+def text(name: str, value: Any, most: int) -> str:
+    """A text with something to read in it, of at most so many characters."""
+    if not isinstance(value, str):
+        raise Invalid(f"{name} is {kind(value)}; give text.")
+    if not value.strip():
+        raise Invalid(f"{name} is empty; write at least one character that shows.")
+    if len(value) > most:
+        raise Invalid(f"{name} has {len(value):,} characters; at most {most:,} are taken.")
+    check_unicode(name, value)
+    return value
+
+
+def texts(
+    name: str, value: Any, most: int, characters: int
+) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """Of a list, the texts with their places, and what is wrong with those that are none.
+
+    Raises Invalid when it is no list, is too long, or has no text at all.
+    """
+    entries = [value] if isinstance(value, str) else value
+    if not isinstance(entries, (list, tuple)):
+        raise Invalid(f"{name} is {kind(value)}; give a list of texts.")
+    if not 1 <= len(entries) <= most:
+        raise Invalid(f"There are {len(entries):,} entries in {name}; give 1 to {most:,}.")
+    total = sum(len(entry) for entry in entries if isinstance(entry, str))
+    if total > characters:
+        raise Invalid(
+            f"There are {total:,} characters in {name}; at most {characters:,} are taken at once. "
+            "Send fewer texts, or shorter ones."
+        )
+    good, bad = [], []
+    for place, entry in enumerate(entries):
+        shown_as = name if isinstance(value, str) else f"{name}[{place}]"
+        try:
+            good.append((place, text(shown_as, entry, characters)))
+        except Invalid as error:
+            bad.append((place, str(error)))
+    if not good:
+        raise Invalid(bad[0][1])
+    return good, bad
+
+
+def truth(name: str, payload: Mapping[str, Any], missing: bool) -> bool:
+    """True or false."""
+    value = payload.get(name)
+    if value is None:
+        return missing
+    if not isinstance(value, bool):
+        raise Invalid(f"{name} is {kind(value)}; give true or false.")
+    return value
+
+
+def choice(name: str, payload: Mapping[str, Any], missing: str, choices: Collection[str]) -> str:
+    """One of some words."""
+    value = payload.get(name)
+    if value is None:
+        return missing
+    if not isinstance(value, str) or value not in choices:
+        raise Invalid(f"{name} is {shown(value)}; choose {' or '.join(choices)}.")
+    return value
 
 
 def number(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from pipelines import fronts
 from pipelines.chat import ChatResult
 from pipelines.fronts import check_settings, too_long
 from queueing.work import (
@@ -228,10 +229,8 @@ class FakePipeline:
         return Output(at=start * WIDTH, delta=text, progress=progress, result=result)
 
 
-class ChatFront:
+class ChatFront(fronts.ChatFront):
     """Takes what the chat front takes, judged as it does, for the pretended model."""
-
-    task = "chat"
 
     def check(self, payload: Any, card: Card) -> Request:
         settings, context = check_settings(payload, card.limits), card.limits["context"]

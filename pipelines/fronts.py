@@ -14,6 +14,7 @@ from typing import Any
 
 from pipelines.chat import ChatJob, Settings, counted
 from pipelines.checks import check_unicode, kind, number, shown, whole
+from pipelines.talk import summary
 from pipelines.template import Conversation
 from queueing.work import Card, Invalid, Request, Work
 
@@ -53,6 +54,18 @@ class ChatFront:
 
     def __init__(self) -> None:
         self._conversations: dict[str, Conversation] = {}
+
+    def judge(self, payload: Any) -> object:
+        """What needs no model. Raises Invalid."""
+        return check_settings(payload)
+
+    def finish(self, request: Request, result: Any) -> Any:
+        """An answer is its text; the result says how it ended."""
+        return result
+
+    def summary(self, result: Any, took: float, ran: float) -> str:
+        """A line for a page."""
+        return summary(result, took, ran)
 
     def check(self, payload: Any, card: Card) -> Request:
         """Raises Invalid."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pipelines import proof
 from pipelines.alone import AloneModel
-from pipelines.device import short_of_memory
 from pipelines.fetch import Unprepared, quiet
 from pipelines.linears import prepack, undo
 from pipelines.packed import PackedModel
@@ -56,7 +55,7 @@ def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> 
     try:
         wanted = proof.truth(model, rows)
     except proof.REFUSALS as error:
-        _unless_memory(error)
+        proof.unless_memory(error)
         raise Unprepared(
             f"{folder.name} cannot be run ({proof.reason(error)}); choose another model."
         ) from None
@@ -76,15 +75,15 @@ def _path(
         _quicken(packed, rows, wanted, context)
         return packed, ""
     except proof.REFUSALS as error:
-        _unless_memory(error)
+        proof.unless_memory(error)
         why = proof.reason(error)
-    _own_attention(model)
+    proof.own_attention(model)
     alone = AloneModel(model)
     try:
         alone.check(rows, wanted)
         return alone, why
     except proof.REFUSALS as error:
-        _unless_memory(error)
+        proof.unless_memory(error)
         last = proof.reason(error)
     raise Unprepared(
         f"{name} can be run neither packed ({why}) nor one row at a time ({last}); choose another "
@@ -111,19 +110,10 @@ def _quicken(
                 proof.must_agree(far, packed.far(rows, later), f"from position {later:,} on")
                 packed.check(rows, wanted)
         except proof.REFUSALS as error:
-            _unless_memory(error)
+            proof.unless_memory(error)
             log.info("What %s undoes is left: %s", leave.__name__, proof.reason(error))
             leave(taken)
             packed.check(rows, wanted)
-
-
-def _own_attention(model: Any) -> None:
-    """torch's fused attention where the model knows it, else its own."""
-    proof.attend_by(model, "eager")
-    try:
-        proof.attend_by(model, "sdpa")
-    except (ValueError, ImportError):
-        return
 
 
 def _config(folder: Path) -> Any:
@@ -177,7 +167,7 @@ def _model(folder: Path, dtype: torch.dtype) -> Any:
                 output_loading_info=True,
             )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        _unless_memory(error)
+        proof.unless_memory(error)
         raise Unprepared(
             f"{folder.name} cannot be loaded as a causal language model ({proof.reason(error)}); "
             "check its files, or choose another model."
@@ -221,9 +211,3 @@ def _ends(model: Any, config: Any) -> frozenset[int]:
             token if isinstance(token, (list, tuple)) else () if token is None else (token,)
         )
     return frozenset(found)
-
-
-def _unless_memory(error: Exception) -> None:
-    """Memory that ran out says nothing about a model."""
-    if short_of_memory(error):
-        raise error

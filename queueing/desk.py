@@ -6,17 +6,17 @@ Pages and APIs differ only in how they show a View. It knows no page, no transpo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from queueing.clock import monotonic
 from queueing.dispatcher import Dispatcher
 from queueing.lines import loading_line, restarting_line, running_line, waiting_line
 from queueing.people import Person
 from queueing.stream import Stream
-from queueing.work import Front, Full, Invalid, Status
+from queueing.work import Front, Full, Invalid, Request, Status, TaskState
 
 BEAT = 0.9  # seconds: at least one View in each, because only a yield notices a caller that left
 PACE = 1 / 12  # seconds between two Views of one ride, longer when many ride
@@ -49,6 +49,7 @@ class View:
     phase: Phase
     line: str
     text: str = ""
+    result: Any = None  # of what has finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,22 @@ class Caller:
     gone: bool = False  # cancelled before the call got here
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What the desk needs to know of a task."""
+class Service(Front, Protocol):
+    """What people may ask for; `task` is the model that does it."""
 
-    front: Front
-    judge: Callable[[Any], object]  # raises Invalid for what needs no model to be refused
-    summary: Callable[[Any, float, float], str]  # of a result, seconds since asked and of running
+    task: str
+
+    def judge(self, payload: Any) -> object:
+        """Raises Invalid for what needs no model to be refused."""
+        ...
+
+    def finish(self, request: Request, result: Any) -> Any:
+        """What the caller gets, made of what the model gave."""
+        ...
+
+    def summary(self, result: Any, took: float, ran: float) -> str:
+        """Of what the caller gets, with the seconds since it was asked and of running."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +110,16 @@ class Desk:
         self._grace = grace  # seconds a stream outlives a caller that vanished
         self._rides: dict[str, Ride] = {}
 
+    @property
+    def tasks(self) -> Sequence[str]:
+        """What may be asked for, by name."""
+        return tuple(self._services)
+
+    def states(self, name: str) -> AsyncIterator[TaskState]:
+        """What becomes of the model of a task, at every change; of the first one for no task."""
+        service = self._services.get(name) or next(iter(self._services.values()))
+        return self.dispatcher.states(service.task)
+
     def stop(self, id: str, tab: str, forget: bool = False) -> bool:
         """Stop a call if that tab made it; a foreign or unknown id changes nothing."""
         ride = self._rides.get(id)
@@ -125,8 +145,9 @@ class Desk:
             del self._rides[caller.id]
             self._leave(ride)
 
-    async def _views(self, ride: Ride, task: str, payload: Any) -> AsyncIterator[View]:
-        service = self._services[task]
+    async def _views(self, ride: Ride, name: str, payload: Any) -> AsyncIterator[View]:
+        service = self._services[name]
+        task = service.task
         self.dispatcher.reload(task)
         state = self.dispatcher.state(task)
         if state.card is None:  # refused now rather than after it has waited
@@ -139,7 +160,7 @@ class Desk:
             await asyncio.sleep(self._pace())
             state = await self.dispatcher.loaded(task, BEAT - self._pace())
         if state.card is not None:
-            request = await asyncio.to_thread(service.front.check, payload, state.card)
+            request = await asyncio.to_thread(service.check, payload, state.card)
         if ride.stopped:
             yield View(Phase.STOPPED, "Stopped before it began")
             return
@@ -147,16 +168,16 @@ class Desk:
         if not person.capped:  # an address may be many people: no cache serves two of their tabs
             request = replace(request, salt=ride.caller.tab)
         ride.stream = self.dispatcher.submit(request, person.name, capped=person.capped)
-        async for view in self._stream_views(task, ride.stream, ride.asked):
+        async for view in self._stream_views(task, ride.stream):
             yield view
+        yield await self._last(service, request, ride)
 
-    async def _stream_views(self, task: str, stream: Stream, asked: float) -> AsyncIterator[View]:
+    async def _stream_views(self, task: str, stream: Stream) -> AsyncIterator[View]:
         version = stream.version
         while not stream.status.terminal:
             yield self._view(task, stream)
             await asyncio.sleep(self._pace())
             version = await stream.changed(version, BEAT - self._pace())
-        yield self._last(task, stream, monotonic() - asked)
 
     def _view(self, task: str, stream: Stream) -> View:
         state = self.dispatcher.state(task)
@@ -166,15 +187,19 @@ class Desk:
             return View(Phase.WAITING, waiting_line(self.dispatcher.place(stream.id)))
         return View(Phase.RUNNING, running_line(stream), stream.text)
 
-    def _last(self, task: str, stream: Stream, took: float) -> View:
-        if stream.status is Status.FINISHED:
-            ended = stream.times.ended or 0.0
-            ran = ended - (stream.times.started or ended)
-            line = self._services[task].summary(stream.result, took, ran)
-            return View(Phase.FINISHED, line, stream.text)
+    async def _last(self, service: Service, request: Request, ride: Ride) -> View:
+        stream = ride.stream
+        if stream is None:
+            raise RuntimeError("A call ended that was never queued. This is a bug.")
         if stream.status is Status.CANCELLED:
             return View(Phase.STOPPED, str(stream.error), stream.text)
-        return View(Phase.FAILED, str(stream.error or stream.status), stream.text)
+        if stream.status is not Status.FINISHED:
+            return View(Phase.FAILED, str(stream.error or stream.status), stream.text)
+        result = await asyncio.to_thread(service.finish, request, stream.result)
+        ended = stream.times.ended or 0.0
+        ran = ended - (stream.times.started or ended)
+        line = service.summary(result, monotonic() - ride.asked, ran)
+        return View(Phase.FINISHED, line, stream.text, result)
 
     def _pace(self) -> float:
         return min(max(PACE, SHARE * len(self._rides)), BEAT / 2)

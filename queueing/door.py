@@ -62,6 +62,10 @@ class Door:
             logger.exception("a call failed in the application")
             yield View(Phase.FAILED, OURS)
 
+    async def identity(self) -> str:
+        """A new signed name. Sent as the header x-carpool-token, it is who you are."""
+        return self.signer.issue()
+
     def caller(self, event: Any, token: Any = None) -> Caller:
         """Whose event it is."""
         person = self._person(event.request, event.username, token)
@@ -73,9 +77,9 @@ class Door:
         routes = [Route(path, self._end, methods=["POST"]) for path in ends]
         return [*routes, Route("/model", self._watch)]
 
-    async def _watch(self, _: Request) -> StreamingResponse:
-        """What the model does, told at every change for as long as somebody looks."""
-        states = self.desk.dispatcher.states("chat")
+    async def _watch(self, http: Request) -> StreamingResponse:
+        """What a task's model does, told at every change for as long as somebody looks."""
+        states = self.desk.states(http.query_params.get("task", "chat"))
         events = (f"data: {badge(state)}\n\n" async for state in states)
         return StreamingResponse(events, media_type="text/event-stream")
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import app
-from pipelines import Task
+from pipelines import Model
 
 
 def report(*_: object) -> None:
@@ -24,7 +24,7 @@ def report(*_: object) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, report)
     if "SLOW_LOAD" in os.environ:
-        app.FAKE["chat"] = Task("tests.slow:slow_pipeline", app.FAKE["chat"].front)
+        app.FAKE.models["chat"] = Model("tests.slow:slow_pipeline")
     sys.stdout.write("Imported\n")
     sys.stdout.flush()
     app.main()

@@ -14,7 +14,7 @@ from gradio.state_holder import SessionState
 from gradio_client import Client
 from starlette.requests import Request
 
-from app import ChatPage, opened
+from app import Pages, opened
 from queueing.door import HEADER, Door
 from queueing.payload import shaped
 from queueing.people import Person, Signer, secret
@@ -134,7 +134,7 @@ def test_texts_become_valid_unicode_wherever_they_are(text: str, clean: str) -> 
 
 
 async def test_the_server_keeps_no_conversation(door: Door) -> None:
-    page = ChatPage(door).blocks
+    page = Pages(door).blocks
     chat = next(fn for fn in page.fns.values() if fn.api_name == "chat")
     state = SessionState(page)
     assert (await page.preprocess_data(chat, ["my secret"], state))[0] == "my secret"

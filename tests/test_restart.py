@@ -13,10 +13,9 @@ import psutil
 import pytest
 
 from pipelines.fake import ChatFront
-from pipelines.fronts import check_settings
-from pipelines.talk import SAMPLING, Question, summary
+from pipelines.talk import SAMPLING, Question
 from queueing.admission import Admission
-from queueing.desk import Caller, Desk, Phase, Service, View
+from queueing.desk import Caller, Desk, Phase, View
 from queueing.dispatcher import Dispatcher
 from queueing.limits import Limits
 from queueing.lines import badge
@@ -34,7 +33,7 @@ FACTORIES = {"chat": ("pipelines.fake:FakePipeline", {"load": 0.5})}
 async def desk() -> AsyncIterator[Desk]:
     dispatcher = Dispatcher(POLICIES, [partial(ProcessWorker, FACTORIES, POLICIES)])
     await dispatcher.start()
-    yield Desk(dispatcher, {"chat": Service(ChatFront(), check_settings, summary)})
+    yield Desk(dispatcher, {"chat": ChatFront()})
     await dispatcher.close()
 
 

@@ -1,0 +1,101 @@
+"""Questions about a document: the sentence that answers best, by vectors, where it stands.
+
+Nothing is made up: an answer is a sentence of the document, with its place. It does not know the
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from pipelines.chat import counted
+from pipelines.checks import fields, text, texts
+from pipelines.embed import KEY, asked, cuts, left_out, merged, pool, remarks
+from pipelines.oneshot import ItemsJob
+from pipelines.sentences import sentences
+from pipelines.texts import texts as tokenizer
+from queueing.work import Card, Invalid, Request
+
+DOCUMENT = 200_000  # characters
+SENTENCES = 5000
+QUESTIONS = 256
+QUESTION = 2000  # characters
+OTHERS = 3  # sentences shown after the best
+FIELDS = ("questions", "document")
+
+
+class AnswerFront:
+    """Checks questions and a document; gives sentences."""
+
+    task = "embed"
+
+    def judge(self, payload: Any) -> object:
+        """What needs no model. Raises Invalid."""
+        return checked(payload)
+
+    def check(self, payload: Any, card: Card) -> Request:
+        """Raises Invalid."""
+        good, bad, document = checked(payload)
+        places = sentences(document)
+        if len(places) > SENTENCES:
+            raise Invalid(
+                f"There are {len(places):,} sentences in document; at most {SENTENCES:,} are "
+                "taken. Paste a part of it."
+            )
+        tokens = tokenizer(card.details["folder"], card.limits["context"])
+        found = tokens.singles([text for _, text in good])
+        parts = tokens.singles([document[begin:end] for begin, end in places])
+        job = ItemsJob(
+            asked([*found, *parts], pool(card.details["pooling"], True)),
+            bad,
+            cuts([place for place, _ in good], found),
+            (document, tuple(places)),
+        )
+        return job.request(self.task, KEY)
+
+    def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
+        """For each question the nearest sentence, where it stands, and those after it."""
+        job: ItemsJob = request.payload
+        document, places = job.notes
+        count = len(result) - len(places)
+        vectors = numpy.stack(result)
+        near = vectors[:count] @ vectors[count:].T  # [questions, sentences]
+        answers = []
+        for row in near:
+            order = numpy.argsort(-row, kind="stable")[: 1 + OTHERS]
+            best, *others = (_told(document, places[n], float(row[n])) for n in order)
+            answers.append({**best, "others": others})
+        return {"results": merged(job, answers), "tokens": job.tokens, **remarks(job)}
+
+    def summary(self, result: Any, took: float, ran: float) -> str:
+        """How many, how fast, and what was left out."""
+        return summed(result, took)
+
+
+def checked(
+    payload: Any,
+) -> tuple[list[tuple[int, str]], tuple[tuple[int, str], ...], str]:
+    """Questions with their places, what is none, and the document."""
+    fields("A question", payload, FIELDS)
+    document = text("document", payload.get("document"), DOCUMENT)
+    good, bad = texts("questions", payload.get("questions"), QUESTIONS, QUESTIONS * QUESTION)
+    return good, tuple(bad), document
+
+
+def summed(result: Mapping[str, Any], took: float) -> str:
+    """A line for a page."""
+    count = sum(each is not None for each in result["results"])
+    return f"{counted(count, 'question')} in {took:.1f} s{left_out(result)}"
+
+
+def _told(document: str, place: tuple[int, int], score: float) -> dict[str, Any]:
+    begin, end = place
+    return {
+        "answer": document[begin:end],
+        "score": round(score, 6),
+        "start": begin,
+        "end": end,
+    }

@@ -1,0 +1,150 @@
+"""An encoder from a folder onto a device, on the quickest path that its self-check allows.
+
+What is no such model is refused in a sentence that says what to do. It does not know requests or
+text.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from pipelines import encoder, proof
+from pipelines.encoder import Encoder, Reading, Way
+from pipelines.fetch import Unprepared, quiet
+from pipelines.linears import prepack, undo
+from pipelines.oneshot import Item
+from pipelines.shortcuts import restore, shorten
+
+log = logging.getLogger("carpool.bringing")
+
+PACKED, PADDED = "packed", "padded in buckets of like lengths"
+_SANE = 1 << 20  # tokens; tokenizers say 10 to the 30th for "no limit"
+_POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+class Head(Reading, Protocol):
+    """A reading that knows its class and what an item of it looks like."""
+
+    head: str
+
+    def example(self, tokens: tuple[int, ...]) -> Item: ...
+
+
+@dataclass(slots=True)
+class Brought:
+    """A model on its path, and what others must know of it."""
+
+    encoder: Encoder
+    context: int
+    vocabulary: int
+    held: int  # bytes
+    details: Mapping[str, str]
+    why: str = ""  # it is not packed
+
+    @property
+    def path(self) -> str:
+        """In words, for people."""
+        return PADDED if self.why else PACKED
+
+    def let_go(self) -> None:
+        encoder.unload(self.encoder)
+
+
+def bring(folder: Path, head: Head, device: torch.device, dtype: torch.dtype) -> Brought:
+    """Load, prove and choose the path."""
+    model = _model(folder, head.head, dtype).to(device).eval()
+    held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+    ways: tuple[Way, ...] = (
+        (lambda packed: prepack(packed.model), undo),
+        (lambda packed: shorten(packed.model, packed.shapes), restore),
+    )
+    try:
+        found, why = encoder.prove(model, head, _items(model.config, head), ways)
+    except proof.REFUSALS as error:
+        proof.unless_memory(error)
+        raise Unprepared(
+            f"{folder.name} cannot be run ({proof.reason(error)}); choose another model."
+        ) from None
+    if why:
+        log.warning("%s runs padded, slower than packed: %s.", folder.name, why)
+    names = getattr(model.config, "id2label", None) or {}
+    details = {
+        "labels": json.dumps([names[place] for place in sorted(names)]),
+        "pooling": _pooling(folder),
+    }
+    context = _context(folder, model.config, found.first)
+    return Brought(found, context, model.config.vocab_size, held, details, why)
+
+
+def _items(config: Any, head: Head) -> Sequence[Item]:
+    """Items of several lengths without padding; some models read off where an item ends."""
+    pad, end = config.pad_token_id, getattr(config, "eos_token_id", None)
+    odd = {pad, end, None}
+    spare = next(token for token in range(3, config.vocab_size) if token not in odd)
+    items = []
+    for row in proof.rows(config.vocab_size):
+        tokens = [spare if token in odd else token for token in row]
+        tokens = [*tokens[:-1], tokens[-1] if end is None else end]
+        items.append(head.example(tuple(tokens)))
+    return items
+
+
+def _model(folder: Path, head: str, dtype: torch.dtype) -> Any:
+    """The whole model; a head that is missing would be drawn at random, so it is refused."""
+    import transformers
+    from safetensors import SafetensorError
+
+    try:
+        with quiet():
+            loaded: Any = getattr(transformers, head).from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        proof.unless_memory(error)
+        raise Unprepared(
+            f"{folder.name} cannot be loaded as {head} ({proof.reason(error)}); check its files, "
+            "or choose another model."
+        ) from None
+    model, report = loaded
+    unused = "pooler" if head == "AutoModel" else None
+    missing = sorted(name for name in report["missing_keys"] if not unused or unused not in name)
+    if missing:
+        raise Unprepared(
+            f"{folder.name} lacks {len(missing)} weights of {head}, such as {missing[0]}; choose a "
+            "model that was trained for this task."
+        )
+    return model
+
+
+def _context(folder: Path, config: Any, first: int) -> int:
+    """Most tokens of an item, by the model and by its tokenizer; positions count from `first`."""
+    named = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
+    limits = [most - first for most in named if isinstance(most, int) and most > 0]
+    file = folder / "tokenizer_config.json"
+    most = json.loads(file.read_text()).get("model_max_length") if file.exists() else None
+    if isinstance(most, int) and 0 < most < _SANE:
+        limits.append(most)
+    return min(limits, default=512)
+
+
+def _pooling(folder: Path) -> str:
+    """As sentence-transformers keeps it, else the mean."""
+    file = folder / "1_Pooling" / "config.json"
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    return next((word for name, word in _POOLINGS.items() if settings.get(name)), "mean")

@@ -1,0 +1,151 @@
+"""All tasks as people meet them: fields, words, examples.
+
+Data for pages and endpoints; what the values mean is for the fronts to judge. It knows no page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines import drawing
+from pipelines.classify import TEMPLATE
+from pipelines.embed import POOLINGS
+from pipelines.forms import Field, Form, Shown
+from pipelines.talk import SAMPLING, Question
+
+FIRST = "max_tokens", "temperature", "top_p", "top_k", "repetition_penalty"
+LATER = "min_p", "presence_penalty", "frequency_penalty"  # came later, and are last for old callers
+MESSAGES = list[dict[str, Any]]
+
+
+def _question(values: Mapping[str, Any]) -> Question:
+    sampling = {name: values[name] for name in SAMPLING}
+    return Question(values["system"], values["history"], values["message"], sampling)
+
+
+def _first(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first that came of a list."""
+    found: Mapping[str, Any] = next(each for each in result["results"] if each is not None)
+    return found
+
+
+def _classified(result: Mapping[str, Any]) -> str:
+    rows = [(n + 1, one["label"], one["score"]) for n, one in enumerate(result["results"]) if one]
+    return drawing.table(("Text", "Label", "Score"), rows) if len(rows) > 1 else ""
+
+
+def _answered(result: Mapping[str, Any]) -> str:
+    rows = []
+    for place, one in enumerate(result["results"]):
+        if one is not None:
+            others = one.get("others", ())
+            rows += [(place + 1, each["answer"], each["score"]) for each in (one, *others)]
+    return drawing.table(("Question", "Sentence", "Score"), rows)
+
+
+CHAT = Form(
+    name="chat",
+    title="Chat",
+    about='Answer a message, streaming all text so far. history: {"role", "content"} before it.',
+    fields=(
+        Field("message", "text", needed=True),
+        Field("history", "text", taken=MESSAGES),
+        Field("system", "text", value=""),
+        *(
+            Field(name, "number", value=SAMPLING[name], taken=type(SAMPLING[name]))
+            for name in FIRST
+        ),
+        Field("seed", "number"),
+        Field("stop", "lines"),
+        *(Field(name, "number", value=SAMPLING[name], taken=float) for name in LATER),
+    ),
+    streams=True,
+    ask=_question,
+)
+EMBED = Form(
+    name="embed",
+    title="Embeddings",
+    about="""Turn texts into vectors that are near one another where the texts mean alike.
+
+    Gives {"embeddings": a list of numbers for each text, or null where it was none, "dimensions",
+    "tokens", "model", "errors": [{"index", "error"}], "cut": [{"index", "tokens"}]}. A text beyond
+    the model's limit is cut, and "cut" says by how many tokens. pooling: mean, cls or last; without
+    it, as the model was trained.""",
+    intro="How near in meaning are these texts? A line each.",
+    verb="Compare",
+    fields=(
+        Field("texts", "lines", "Texts", needed=True, hint="One text a line"),
+        Field("pooling", "choice", "Pooling", choices=("", *POOLINGS)),
+        Field("normalise", "switch", "Length 1", value=True),
+    ),
+    shows=(
+        Shown("drawing", "How alike", lambda seen: drawing.heat(seen, seen["texts"])),
+        Shown("data", "Vectors", lambda seen: seen["embeddings"]),
+    ),
+    examples=(
+        (
+            "A cat sleeps on the sofa.\nThe kitten naps on the couch.\nShares fell in early "
+            "trading.\nThe stock market opened lower today.\nBake the bread for forty minutes.",
+        ),
+    ),
+)
+CLASSIFY = Form(
+    name="classify",
+    title="Classify",
+    about="""Say which of your own labels fits each text, without training.
+
+    Gives {"results": for each text {"label", "score", "scores": {label: score}}, or null where it
+    was none, "tokens", "errors", "cut"}. The template makes a sentence of a label, in place of {}.
+    multi: several labels may be right, and each is scored by itself.""",
+    intro="Labels of your own, no training. One text, or one a line.",
+    verb="Classify",
+    fields=(
+        Field("texts", "lines", "Texts", needed=True, hint="One text a line"),
+        Field("labels", "words", "Labels", needed=True, hint="billing, delivery, praise"),
+        Field("template", "text", "Template", value=TEMPLATE),
+        Field("multi", "switch", "Several may be right", value=False),
+    ),
+    shows=(
+        Shown("bars", "First text", lambda seen: _first(seen)["scores"]),
+        Shown("drawing", "All", _classified),
+    ),
+    examples=(
+        ("I was charged twice for my subscription this month.", "billing, delivery, praise"),
+        ("The striker scored twice before half time.", "politics, sport, cooking, science"),
+    ),
+)
+ANSWER = Form(
+    name="answer",
+    title="Answers",
+    about="""Answer questions from a document you send: the sentence that says it, where it stands.
+
+    Gives {"results": for each question {"answer", "score", "start", "end", "others"}, or null where
+    it was none, "tokens", "errors", "cut"}; start and end are characters of the document.""",
+    intro="Paste a document and ask; the sentence that answers is marked. Nothing is made up.",
+    verb="Ask",
+    fields=(
+        Field("questions", "lines", "Question", needed=True, hint="One question a line"),
+        Field("document", "long", "Document", needed=True),
+    ),
+    shows=(
+        Shown("marked", "Where it stands", lambda seen: marked(seen["document"], _first(seen))),
+        Shown("drawing", "Nearest sentences", _answered),
+    ),
+    examples=(
+        (
+            "When does the library close on Saturday?",
+            "The town library opened in 1906. It is open from nine to six on weekdays. On Saturdays"
+            " it closes at two in the afternoon. On Sundays it stays shut. Members may borrow eight"
+            " books at a time, for three weeks. Late books cost ten cents a day.",
+        ),
+    ),
+)
+FORMS = {form.name: form for form in (CHAT, EMBED, CLASSIFY, ANSWER)}
+
+
+def marked(document: str, answer: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """A document in pieces, the answer's with a name."""
+    begin, end = answer["start"], answer["end"]
+    pieces = [(document[:begin], None), (document[begin:end], "answer"), (document[end:], None)]
+    return [(piece, name) for piece, name in pieces if piece]

@@ -1,0 +1,132 @@
+"""Texts by labels that their caller makes up: the label whose sentence is nearest, on vectors.
+
+A label's sentence is the template with the label in it. Nearness is the cosine less that of a text
+that says nothing (after "Calibrate Before Use", arXiv 2102.09690), so that a label is not likely by
+its wording alone. Labels are a request's own; their sentences are items like any text, so requests
+with different labels share calls. It does not know the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from pipelines.chat import counted
+from pipelines.checks import fields, kind, shown, text, texts, truth
+from pipelines.embed import CHARACTERS, KEY, asked, cuts, left_out, merged, pool, remarks
+from pipelines.oneshot import ItemsJob
+from pipelines.texts import texts as tokenizer
+from queueing.work import Card, Invalid, Request
+
+LABELS = 1000
+LABEL = 200  # characters
+TEXTS = 10_000
+TEMPLATE = "This text is about {}."
+SLOT = "{}"
+NOTHING = "This is a text."  # what it would be near to by wording alone
+SCALE = 20.0  # of cosines, before they become shares of 1
+WIDTH, MIDDLE = 25.0, 0.12  # of cosines, before each becomes a share by itself
+FIELDS = ("texts", "labels", "template", "multi")
+
+
+class ClassifyFront:
+    """Checks texts and labels; gives scores."""
+
+    task = "embed"
+
+    def judge(self, payload: Any) -> object:
+        """What needs no model. Raises Invalid."""
+        return checked(payload)
+
+    def check(self, payload: Any, card: Card) -> Request:
+        """Raises Invalid."""
+        good, bad, labels, template, multi = checked(payload)
+        sentences = [template.replace(SLOT, label) for label in labels]
+        tokens = tokenizer(card.details["folder"], card.limits["context"])
+        found = tokens.singles([text for _, text in good])
+        items = (*found, *tokens.singles([*sentences, NOTHING]))
+        job = ItemsJob(
+            asked(items, pool(card.details["pooling"], True)),
+            bad,
+            cuts([place for place, _ in good], found),
+            (labels, multi),
+        )
+        return job.request(self.task, KEY)
+
+    def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
+        """For each text its labels and scores, the best first; None where it was no text."""
+        job: ItemsJob = request.payload
+        labels, multi = job.notes
+        count = len(result) - len(labels) - 1
+        vectors = numpy.stack(result)  # [texts + labels + 1, width]
+        near = vectors @ vectors[count:-1].T  # [texts + labels + 1, labels]
+        scores = shares(near[:count] - near[-1], multi)
+        return told(job, labels, scores)
+
+    def summary(self, result: Any, took: float, ran: float) -> str:
+        """How many, how fast, and what was left out."""
+        return summed(result, took)
+
+
+def checked(
+    payload: Any,
+) -> tuple[list[tuple[int, str]], tuple[tuple[int, str], ...], tuple[str, ...], str, bool]:
+    """Texts with their places, what is none, labels, template, and whether several may be right."""
+    fields("A classification", payload, FIELDS)
+    labels = _labels(payload.get("labels"))
+    template = payload.get("template")
+    template = TEMPLATE if template is None else text("template", template, LABEL)
+    if template.count(SLOT) != 1:
+        raise Invalid(
+            f"template is {shown(template)}; it must have {SLOT} once, where the label goes."
+        )
+    multi = truth("multi", payload, False)
+    good, bad = texts("texts", payload.get("texts"), TEXTS, CHARACTERS)
+    return good, tuple(bad), labels, template, multi
+
+
+def _labels(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise Invalid(f"labels is {kind(value)}; give a list of texts.")
+    if not 1 <= len(value) <= LABELS:
+        raise Invalid(f"There are {len(value):,} entries in labels; give 1 to {LABELS:,}.")
+    labels = [text(f"labels[{n}]", label, LABEL).strip() for n, label in enumerate(value)]
+    known: dict[str, int] = {}
+    for place, label in enumerate(labels):
+        first = known.setdefault(label, place)
+        if first != place:
+            raise Invalid(
+                f"labels[{place}] is {shown(label)}, as labels[{first}] is; give each label once."
+            )
+    return tuple(labels)
+
+
+def shares(near: Any, multi: bool) -> Any:
+    """Cosines [texts, labels], calibrated, to scores: each by itself, or together 1."""
+    if multi:
+        return 1 / (1 + numpy.exp(-WIDTH * (near - MIDDLE)))
+    raised = numpy.exp(SCALE * (near - near.max(-1, keepdims=True)))
+    return raised / raised.sum(-1, keepdims=True)
+
+
+def told(job: ItemsJob, labels: Sequence[str], scores: Any) -> dict[str, Any]:
+    """Scores [texts, labels] as a caller gets them."""
+    found = []
+    for row in scores:
+        order = numpy.argsort(-row, kind="stable")
+        found.append(
+            {
+                "label": labels[order[0]],
+                "score": round(float(row[order[0]]), 6),
+                "scores": {labels[place]: round(float(row[place]), 6) for place in order},
+            }
+        )
+    return {"results": merged(job, found), "tokens": job.tokens, **remarks(job)}
+
+
+def summed(result: Mapping[str, Any], took: float) -> str:
+    """A line for a page."""
+    count = sum(each is not None for each in result["results"])
+    return f"{counted(count, 'text')} in {took:.1f} s{left_out(result)}"

@@ -1,0 +1,54 @@
+"""Results drawn for a page: how alike texts are, as a map of heat, and lists of results, as tables.
+
+HTML with everything a person wrote escaped; it knows no page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MOST = 24  # texts in a map
+SHORT = 40  # characters of a text beside its row
+
+
+def heat(result: Mapping[str, Any], texts: Sequence[str]) -> str:
+    """The cosines of all pairs of texts, warmer where they are more alike."""
+    rows = [(text, vector) for text, vector in zip(texts, result["embeddings"], strict=True)]
+    rows = [(text, vector) for text, vector in rows if vector is not None][:MOST]
+    heads = "".join(f"<th>{place + 1}</th>" for place in range(len(rows)))
+    lines = []
+    for place, (text, vector) in enumerate(rows):
+        cells = "".join(_cell(_cosine(vector, other)) for _, other in rows)
+        lines.append(f"<tr><th>{place + 1}</th><td>{_short(text)}</td>{cells}</tr>")
+    left = len(result["embeddings"]) - len(rows)
+    more = f"<p>and {left} more, not drawn</p>" if left else ""
+    return f'<table class="heat"><tr><th></th><td></td>{heads}</tr>{"".join(lines)}</table>{more}'
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Plain rows; numbers with three digits after the point."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    lines = ["".join(f"<td>{_written(cell)}</td>" for cell in row) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<table class="results"><tr>{head}</tr>{body}</table>'
+
+
+def _cell(value: float) -> str:
+    share = round(100 * min(max(value, 0.0), 1.0))
+    return f'<td style="--warm: {share}%">{value:.2f}</td>'
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    product = sum(a * b for a, b in zip(one, other, strict=True))
+    lengths = sum(a * a for a in one) * sum(b * b for b in other)
+    return float(product / lengths**0.5) if lengths else 0.0
+
+
+def _short(text: str) -> str:
+    return html.escape(text if len(text) <= SHORT else text[: SHORT - 1] + "…")
+
+
+def _written(cell: Any) -> str:
+    return f"{cell:.3f}" if isinstance(cell, float) else html.escape(str(cell))

@@ -1,0 +1,76 @@
+"""The words of one-shot tasks between their fronts and their pipelines: items as token ids, what is
+asked of each, and what came of it.
+
+Both sides import it, so it imports neither torch nor a tokenizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from queueing.work import Key, Request, Work, message
+
+Pooling: TypeAlias = Literal["mean", "cls", "last"]
+
+
+@message
+class Item:
+    """One text, or two of which the second is its last `second` tokens; computed in one piece."""
+
+    tokens: tuple[int, ...]
+    second: int = 0
+    ask: Any = None  # a Pool, a Blank, or nothing
+
+
+@message
+class Pool:
+    """A vector out of the vectors of all tokens."""
+
+    pooling: Pooling
+    normalise: bool  # to length 1
+
+
+@message
+class Blank:
+    """Which tokens may stand at these places: these targets, or the `top` likeliest."""
+
+    places: tuple[int, ...]
+    top: int
+    targets: tuple[int, ...] = ()
+
+
+@message
+class ItemsJob:
+    """Items to compute, in order, and what their front keeps for the end: which of what a caller
+    sent are no items and why, by place; how many tokens were cut off others; notes of its own.
+    """
+
+    items: tuple[Item, ...]
+    errors: tuple[tuple[int, str], ...] = ()
+    cut: tuple[tuple[int, int], ...] = ()
+    notes: Any = None
+
+    @property
+    def tokens(self) -> int:
+        """Of all items."""
+        return sum(len(item.tokens) for item in self.items)
+
+    def request(self, task: str, key: str) -> Request:
+        """One row, of as many calls as it takes; every call computes whole items."""
+        return Request(task, self, (work(key, self.items),))
+
+
+def work(key: Key, items: tuple[Item, ...]) -> Work:
+    """These items, of which a call takes the first at least."""
+    return Work(key, len(items[0].tokens), sum(len(item.tokens) for item in items))
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsState:
+    """A row: what came of its first items, on the host."""
+
+    results: tuple[Any, ...] = ()
+
+    def after(self, results: tuple[Any, ...]) -> ItemsState:
+        return ItemsState((*self.results, *results))
