@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "lanes.h"
@@ -18,7 +17,6 @@
 namespace {
 
 constexpr int64_t TILE = 16;  // keys
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 // The sums of four lanes, each in the same fixed order.
 inline void sums(const Lane* four, float* out) {
@@ -28,12 +26,6 @@ inline void sums(const Lane* four, float* out) {
     };
     const Lane all = pairs(pairs(four[0], four[1]), pairs(four[2], four[3]));
     for (int i = 0; i < 4; ++i) out[i] = all[i] + all[i + 4];
-}
-
-inline float largest(Lane of) {
-    float found = of[0];
-    for (int i = 1; i < LANE; ++i) found = std::max(found, of[i]);
-    return found;
 }
 
 struct Layer {

@@ -22,8 +22,6 @@ from kernels.reference import Shape, Span
 
 NAME = "carpool"
 
-NOWHERE = -1  # the index of a layer that does not say which it is
-
 # Said by models to every attention; they ask for nothing.
 _HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "position_embeddings"})
 
@@ -153,10 +151,14 @@ def attend(
 ) -> tuple[Tensor, None]:
     """One layer as transformers calls it: query [1, heads, tokens, width], out [1, tokens, ...]."""
     shape = _shape(query, attention_mask, scaling, dropout, asked)
-    index = getattr(module, "layer_idx", None)
     query, key, value = (tokens[0].transpose(0, 1) for tokens in (query, key, value))
-    out = through(NOWHERE if index is None else index, query, key, value, shape)
-    return out[None], None
+    return through(layer_index(module), query, key, value, shape)[None], None
+
+
+def layer_index(module: torch.nn.Module) -> int:
+    """Which layer's attention it is, or -1 if it does not say."""
+    index: Any = getattr(module, "layer_idx", None)
+    return -1 if index is None else int(index)
 
 
 def through(index: int, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:

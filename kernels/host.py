@@ -63,7 +63,7 @@ def _suits(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
 
 def put(pages: Tensor, tokens: Tensor, slots: Tensor, library: ctypes.CDLL) -> None:
     """Tokens [tokens, heads, width] into pages [pages, size, heads, width], at slots [tokens]."""
-    own = _side_by_side(tokens)
+    own = side_by_side(tokens)
     if not pages.is_contiguous() or own.shape[1:] != pages.shape[2:] or len(own) != len(slots):
         raise ValueError("Tokens and their slots must fit the pages. This is a bug.")
     library.carpool_put(
@@ -72,7 +72,7 @@ def put(pages: Tensor, tokens: Tensor, slots: Tensor, library: ctypes.CDLL) -> N
     )
 
 
-def _side_by_side(tokens: Tensor) -> Tensor:
+def side_by_side(tokens: Tensor) -> Tensor:
     """The same [tokens, heads, width], a token's heads one after the other."""
     apart = tokens.stride()[1:] != (tokens.shape[2], 1)
     return tokens.contiguous() if apart else tokens
@@ -89,7 +89,7 @@ def attend(
     """Attention of packed queries [tokens, heads, width], as `reference.attend` has it."""
     if not (key_pages.is_contiguous() and value_pages.is_contiguous()):
         raise ValueError("Pages must be contiguous. This is a bug.")
-    query = _side_by_side(query)
+    query = side_by_side(query)
     sinks = None if shape.sinks is None else shape.sinks.float().contiguous()
     out = query.new_empty(*query.shape[:2], value_pages.shape[-1])
     layer = _Layer(

@@ -20,10 +20,13 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = (_POINTER, _LONG, *(_POINTER,) * 3, _LONG, _LONG, ctypes.c_int)
 
 
-class _Weight(ctypes.Structure):
+class Weight(ctypes.Structure):
     """`Weight` of linear.cpp."""
 
-    _fields_ = (("panels", _POINTER), ("bias", _POINTER), ("columns", _LONG), ("format", _LONG))
+    _fields_ = (
+        *(("panels", _POINTER), ("bias", _POINTER)),
+        *(("columns", _LONG), ("format", _LONG), ("gelu", _LONG)),
+    )
 
 
 class Linear:
@@ -32,11 +35,11 @@ class Linear:
     It keeps a copy of weights and biases, and gives no gradients.
     """
 
-    def __init__(self, library: ctypes.CDLL, parts: Sequence[tuple[_Weight, object]], depth: int):
+    def __init__(self, library: ctypes.CDLL, parts: Sequence[tuple[Weight, object]], depth: int):
         self.depth = depth
         self.columns = sum(weight.columns for weight, _ in parts)
         self._parts = parts  # and what keeps their numbers
-        self._weights = (_Weight * len(parts))(*(weight for weight, _ in parts))
+        self._weights = (Weight * len(parts))(*(weight for weight, _ in parts))
         self._library = library
         self._function = library.carpool_linear
         self._function.argtypes, self._function.restype = _ARGUMENTS, None
@@ -47,6 +50,11 @@ class Linear:
         if {each.depth for each in others} - {self.depth}:
             raise ValueError("Layers of different depths have no common input.")
         return Linear(self._library, parts, self.depth)
+
+    def one(self, gelu: bool = False) -> Weight:
+        """Its only weight, for other C++; it must not outlive this object."""
+        ((weight, _),) = self._parts
+        return Weight(weight.panels, weight.bias, weight.columns, weight.format, gelu)
 
     def __call__(self, input: Tensor, more: Tensor | None = None) -> Tensor:
         """Of [..., depth] to [..., columns]; `more` of that shape is added."""
@@ -73,7 +81,7 @@ def linear(weight: Tensor, bias: Tensor | None) -> Linear | None:
     own = None if bias is None else _whole(bias.float()).contiguous()
     columns, depth = weight.shape
     pointer = None if own is None else own.data_ptr()
-    part = _Weight(panels.data_ptr(), pointer, columns, format), (panels, own)
+    part = Weight(panels.data_ptr(), pointer, columns, format), (panels, own)
     return Linear(library, [part], depth)
 
 

@@ -27,11 +27,11 @@ class Pool {
     // Calls work(0) to work(count - 1), each once, from up to `threads` threads.
     template <class Work>
     void run(int64_t count, int threads, const Work& work) {
-        std::unique_lock<std::mutex> lock(busy, std::try_to_lock);
-        if (threads <= 1 || count <= 1 || !lock.owns_lock()) {
+        if (threads <= 1 || count <= 1 || !busy.try_lock()) {
             for (int64_t i = 0; i < count; ++i) work(i);
             return;
         }
+        const std::lock_guard<std::mutex> lock(busy, std::adopt_lock);
         for (; helpers < threads - 1; ++helpers) std::thread(&Pool::help, this, helpers).detach();
         job = {[](const void* of, int64_t i) { (*static_cast<const Work*>(of))(i); }, &work, count,
                threads - 1};

@@ -1,21 +1,40 @@
 """Attention inside each of many packed rows, of which nothing is kept: for encoders, and for
 scoring texts.
 
-A row may look back on a beginning that others share, computed once in the same forward.
-`reference` says what is right. It does not know pages or models.
+A row may look back on a beginning that others share, computed once in the same forward. On hosts it
+is C++ of our own, for which a row's result is the same bit for bit whoever rides along, and torch
+where there is no compiler. `reference` says what is right. It does not know pages or models.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import native
+from kernels.host import side_by_side
 from kernels.reference import Shape, Stretch, attend_within
 
 __all__ = ["Stretch", "Within"]
+
+_LONG = ctypes.c_int64
+
+
+class _Packed(ctypes.Structure):
+    """`Packed` of within.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
+        *((name, _LONG) for name in ("query_step", "key_step", "value_step")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "out")),
+        *((name, _LONG) for name in ("heads", "key_heads", "width", "value_width")),
+        *((name, _LONG) for name in ("window", "causal")),
+        *((name, ctypes.c_float) for name in ("scaling", "softcap")),
+    )
 
 
 class Within:
@@ -28,20 +47,65 @@ class Within:
         self.calls = 0  # attention layers that came by
         self.shapes: dict[int, Shape] = {}  # what each layer asked for last
         self._stretches = stretches
-        self._device = device
+        self._library = native.library() if device.type == "cpu" else None
+        self._rows = _numbers(stretches)
+        self._end = int(self._rows.view(-1, 2).sum(1).max()) if stretches else 0
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
         """A layer's packed queries [tokens, heads, width], to results of the values' width."""
-        if not self.causal and (shape.window, shape.softcap, shape.sinks) != (None,) * 3:
+        more = (shape.window, shape.softcap, shape.sinks) != (None,) * 3
+        if more and not self.causal:
             raise NotImplementedError(
                 "This model's attention looks ahead with a window, cap or sinks, which packed rows "
                 "do not have."
             )
+        if not len(query) == len(key) == len(value) >= self._end:
+            raise ValueError("Rows must lie within their tokens. This is a bug.")
         self.calls += 1
         self.shapes[index] = shape
-        if (shape.window, shape.softcap, shape.sinks) != (None,) * 3:
+        if self._library is not None and _suits(query, key, value):
+            return by_own(query, key, value, self._rows, shape, self.causal, self._library)
+        if more:
             return attend_within(query, key, value, self._stretches, shape, self.causal)
         return by_torch(query, key, value, self._stretches, shape, self.causal)
+
+
+def _numbers(stretches: Sequence[Stretch]) -> Tensor:
+    """Start and count of each, and of its prefix: [rows, 4]."""
+    rows = [[row.start, row.count, *(row.prefix or (0, 0))] for row in stretches]
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _suits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return {query.dtype, key.dtype, value.dtype} == {torch.float32} and not (
+        value.shape[-1] % native.LANE
+    )
+
+
+def by_own(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    shape: Shape,
+    causal: bool,
+    library: ctypes.CDLL,
+) -> Tensor:
+    """Our C++, for rows [rows, 4] as `_numbers` has them."""
+    query, key, value = (side_by_side(packed) for packed in (query, key, value))
+    sinks = None if shape.sinks is None else shape.sinks.float().contiguous()
+    out = query.new_zeros(*query.shape[:2], value.shape[-1])
+    packed = _Packed(
+        *(each.data_ptr() for each in (query, key, value)),
+        *(each.stride(0) for each in (query, key, value)),
+        *(None if sinks is None else sinks.data_ptr(), out.data_ptr()),
+        *(query.shape[1], key.shape[1], query.shape[2], value.shape[2]),
+        *(shape.window or 0, causal, shape.scaling, shape.softcap or 0.0),
+    )
+    pointer = ctypes.c_void_p(rows.data_ptr())
+    threads = torch.get_num_threads()
+    library.carpool_attend_within(ctypes.byref(packed), pointer, _LONG(len(rows)), threads)
+    return out
 
 
 def by_torch(

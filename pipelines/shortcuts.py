@@ -1,5 +1,5 @@
 """Parts of a model on a host, done in fewer passes by kernels of our own: norms, gates, and whole
-decoder layers as Llama has them.
+layers of decoders as Llama has them and of encoders as BERT and DistilBERT have them.
 
 They are known by what they have, never by the model's name; whoever takes them checks that the
 model still says the same. It does not know requests or text.
@@ -8,13 +8,15 @@ model still says the same. It does not know requests or text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.attention import through
+from kernels.attention import layer_index, through
 from kernels.elementwise import Rows, gated, rms_norm, rotation
+from kernels.encoder import after_attention
 from kernels.linear import Linear
 from kernels.reference import Shape
 
@@ -22,6 +24,33 @@ _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}  # as Qwen 3 has them
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+class _Parts(NamedTuple):
+    """Where an encoder's layer has what it consists of."""
+
+    query: str
+    key: str
+    value: str
+    out: str
+    first: str
+    up: str
+    between: str
+    down: str
+    second: str
+
+
+_ENCODERS = (
+    _Parts(
+        "attention.self.query", "attention.self.key", "attention.self.value",
+        "attention.output.dense", "attention.output.LayerNorm", "intermediate.dense",
+        "intermediate.intermediate_act_fn", "output.dense", "output.LayerNorm",
+    ),
+    _Parts(
+        "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
+        "sa_layer_norm", "ffn.lin1", "ffn.activation", "ffn.lin2", "output_layer_norm",
+    ),
+)  # fmt: skip
 
 
 @torch.inference_mode()
@@ -33,7 +62,7 @@ def shorten(model: nn.Module, shapes: Mapping[int, Shape]) -> list[Any]:
     taken: list[Any] = []
     modules: list[Any] = list(model.modules())
     for module in modules:
-        forward = _norm(module) or _gate(module) or _layer(module, shapes)
+        forward = _way(module, shapes)
         if forward is not None:
             module.forward = forward
             taken.append(module)
@@ -44,6 +73,13 @@ def restore(taken: list[Any]) -> None:
     """Let them go their own way again."""
     for module in taken:
         del module.forward
+
+
+def _way(module: Any, shapes: Mapping[int, Shape]) -> Callable[..., Tensor] | None:
+    for parts in _ENCODERS:
+        if _leaves(module) == set(parts):
+            return _encoder(module, parts, shapes)
+    return _norm(module) or _gate(module) or _layer(module, shapes)
 
 
 def _norm(module: Any) -> Rows | None:
@@ -58,8 +94,11 @@ def _gate(module: Any) -> Callable[..., Tensor] | None:
     """Gated layers with SiLU, as Llama has them; it may be told what to add."""
     if _children(module) != _GATED or not type(module.act_fn).__name__.startswith("SiLU"):
         return None
-    gate, up, down = (_linear(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
-    if gate is None or up is None or down is None or gate.columns != up.columns:
+    linears = _linears(module, "gate_proj", "up_proj", "down_proj")
+    if linears is None:
+        return None
+    gate, up, down = linears
+    if gate.columns != up.columns:
         return None
     multiply = gated(module.gate_proj.weight, gate.columns)
     if multiply is None:
@@ -94,10 +133,11 @@ def _attention(
     module: Any, shape: Shape
 ) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor], Tensor] | None:
     """What it adds to `rows`, from these after a norm, with its heads turned by position."""
-    query, key, value, out = (_linear(module, f"{name}_proj") for name in "qkvo")
+    linears = _linears(module, *(f"{name}_proj" for name in "qkvo"))
     width, index = getattr(module, "head_dim", None), module.layer_idx
-    if query is None or key is None or value is None or out is None or not isinstance(width, int):
+    if linears is None or not isinstance(width, int):
         return None
+    query, key, value, out = linears
     rotate = rotation(module.q_proj.weight, width)
     norms = _head_norms(module)
     if rotate is None or norms is None:
@@ -125,11 +165,54 @@ def _head_norms(module: Any) -> list[tuple[Rows, Rows]] | None:
     return None if query is None or key is None else [(query, key)]
 
 
+def _encoder(
+    module: Any, parts: _Parts, shapes: Mapping[int, Shape]
+) -> Callable[..., Tensor] | None:
+    """Attention, then two layers with GELU between; each is added to what came in, and normed."""
+    linears = _linears(module, parts.query, parts.key, parts.value, parts.out, parts.up, parts.down)
+    attention: Any = module.get_submodule(parts.query.rpartition(".")[0])
+    width, index = getattr(attention, "attention_head_size", 0), layer_index(attention)
+    shape = shapes.get(index)
+    if linears is None or shape is None or not width or not _is_gelu(module, parts.between):
+        return None
+    query, key, value, out, up, down = linears
+    first, second = module.get_submodule(parts.first), module.get_submodule(parts.second)
+    after = after_attention(out, first, up, down, second)
+    if after is None:
+        return None
+    joined = query.beside(key, value)
+    counts = [each.columns // width for each in (query, key, value)]
+
+    def forward(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        rows = hidden_states[0]  # [tokens, width]
+        heads = joined(rows).view(len(rows), -1, width)
+        queries, keys, values = torch.split(heads, counts, 1)
+        return after(through(index, queries, keys, values, shape).flatten(1), rows)[None]
+
+    return forward
+
+
+def _is_gelu(module: nn.Module, name: str) -> bool:
+    """The exact one; the usual approximation is off by 3e-4."""
+    probe = torch.linspace(-4, 4, 101)
+    return torch.allclose(module.get_submodule(name)(probe), F.gelu(probe), rtol=0, atol=1e-6)
+
+
+def _leaves(module: nn.Module) -> set[str]:
+    """The parts that have no parts, but those that only train."""
+    return {
+        name
+        for name, part in module.named_modules()
+        if not any(part.children()) and type(part) is not nn.Dropout
+    }
+
+
 def _children(module: Any) -> set[str]:
     return {name for name, _ in module.named_children()} if module is not None else set()
 
 
-def _linear(module: Any, name: str) -> Linear | None:
-    """One that `prepack` has laid out for us."""
-    found = vars(getattr(module, name)).get("forward")
-    return found if isinstance(found, Linear) else None
+def _linears(module: Any, *names: str) -> list[Linear] | None:
+    """Those of these names, if `prepack` has laid out all for us."""
+    found = [vars(module.get_submodule(name)).get("forward") for name in names]
+    own = [forward for forward in found if isinstance(forward, Linear)]
+    return own if len(own) == len(names) else None
