@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.reference import Span
+from kernels.reference import Span, Stretch
 
 NOWHERE = -1  # the slot of a token that is not kept
 
@@ -48,13 +48,23 @@ def rows(spans: Sequence[Span], size: int, queries: int, device: torch.device) -
     pages = [list(span.pages[: -(-span.length // size)]) for span in spans]
     width = max([1, *map(len, pages)])
     table = [own + [0] * (width - len(own)) for own in pages]
-    blocks = [
-        [place, first]
-        for place, span in enumerate(spans)
-        for first in range(0, span.count, queries)
-    ]
+    laid = blocks([span.count for span in spans], queries, device)
     single = all(span.count == 1 for span in spans)
-    return Rows(_whole(numbers, device), _whole(table, device), _whole(blocks, device), single)
+    return Rows(_whole(numbers, device), _whole(table, device), laid, single)
+
+
+def blocks(counts: Sequence[int], queries: int, device: torch.device) -> Tensor:
+    """Rows of so many queries in programs of at most `queries`: a row, and its first of them."""
+    found = [
+        [place, first] for place, count in enumerate(counts) for first in range(0, count, queries)
+    ]
+    return _whole(found, device)
+
+
+def stretches(rows: Sequence[Stretch], device: torch.device) -> Tensor:
+    """First packed token and tokens of each, and the same of its prefix: [rows, 4]."""
+    numbers = [[row.start, row.count, *(row.prefix or (0, 0))] for row in rows]
+    return _whole(numbers, device).view(-1, 4)
 
 
 def bucket(count: int, sizes: Sequence[int]) -> int | None:

@@ -86,7 +86,7 @@ def attend(
         query.stride(0), query.stride(1), out.stride(0), out.stride(1), rows.table.stride(0),
         shape.scaling, shape.softcap or 1.0, shape.window or 0, parts.count,
         HEADS=heads, KEY_HEADS=key_heads, GROUP=heads // key_heads, PADDED=padded,
-        QUERIES=queries, KEYS=_keys(width, query.element_size()), SIZE=key_pages.shape[1],
+        QUERIES=queries, KEYS=keys_of(width, query.element_size()), SIZE=key_pages.shape[1],
         PIECE=PIECE, WIDTH=query.shape[-1], PADDED_WIDTH=width, VALUE=value_pages.shape[-1],
         PADDED_VALUE=max(triton.next_power_of_2(value_pages.shape[-1]), 16),
         SINGLE=rows.single, WINDOW=shape.window is not None, SOFTCAP=shape.softcap is not None,
@@ -127,7 +127,7 @@ class _Parts:
         )  # fmt: skip
 
 
-def _keys(width: int, element: int) -> int:
+def keys_of(width: int, element: int) -> int:
     """Keys in one tile: fewer where they are wide, so that tiles fit beside each other."""
     return 64 if width * element <= 256 else 32 if width * element <= 512 else 16
 
@@ -148,7 +148,7 @@ def _first_key(count, length, first, window, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _look(
+def look(
     queries, key_pages, value_pages, slot, place, upper, position,
     scaling, softcap, window, largest, weight, total,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, VALUE: tl.constexpr,
@@ -186,7 +186,7 @@ def _look(
 
 
 @triton.jit
-def _sunk(largest, weight, total, sink):
+def sunk(largest, weight, total, sink):
     """With the weight of a sink, which has no value."""
     grown = tl.maximum(largest, sink)
     fading = tl.exp(largest - grown)
@@ -234,14 +234,14 @@ def _attend(
             place = tile + tl.arange(0, KEYS)
             page = tl.load(table + row * table_row + place // SIZE, mask=place < upper, other=0)
             slot = (page.to(tl.int64) * SIZE + place % SIZE) * KEY_HEADS + key_head
-            largest, weight, total = _look(
+            largest, weight, total = look(
                 queries, key_pages, value_pages, slot, place, upper, position,
                 scaling, softcap, window, largest, weight, total,
                 WIDTH, PADDED_WIDTH, VALUE, PADDED_VALUE, WINDOW, SOFTCAP,
             )  # fmt: skip
         if SINKS and not SINGLE:
             sink = tl.load(sinks + head, mask=asked, other=0.0).to(tl.float32)
-            weight, total = _sunk(largest, weight, total, sink)
+            weight, total = sunk(largest, weight, total, sink)
         weight = tl.where(asked, weight, 1.0)
         result = total / weight[:, None]
         kept = asked[:, None] & (value_wide < VALUE)

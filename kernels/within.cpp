@@ -28,7 +28,7 @@ struct Packed {
 };
 
 struct Stretch {
-    int64_t start, count, first, before;  // before: tokens of the beginning, from `first` on
+    int32_t start, count, first, before;  // before: tokens of the beginning, from `first` on
 };
 
 // Eight keys' eight numbers from depth to lanes.

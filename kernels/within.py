@@ -1,25 +1,30 @@
 """Attention inside each of many packed rows, of which nothing is kept: for encoders, and for
 scoring texts.
 
-A row may look back on a beginning that others share, computed once in the same forward. On hosts it
-is C++ of our own, for which a row's result is the same bit for bit whoever rides along, and torch
-where there is no compiler. `reference` says what is right. It does not know pages or models.
+A row may look back on a beginning that others share, computed once in the same forward. On CUDA it
+is a kernel of our own, on hosts C++, for which a row's result is the same bit for bit whoever rides
+along, and torch where there is no compiler. `reference` says what is right. It does not know pages
+or models.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import native
+from kernels import layout, native
+from kernels.attention import own_kernels
 from kernels.host import side_by_side
 from kernels.reference import Shape, Stretch, attend_within
 
 __all__ = ["Stretch", "Within"]
+
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Shape], Tensor]
 
 _LONG = ctypes.c_int64
 
@@ -46,10 +51,8 @@ class Within:
         self.causal = causal
         self.calls = 0  # attention layers that came by
         self.shapes: dict[int, Shape] = {}  # what each layer asked for last
-        self._stretches = stretches
-        self._library = native.library() if device.type == "cpu" else None
-        self._rows = _numbers(stretches)
-        self._end = int(self._rows.view(-1, 2).sum(1).max()) if stretches else 0
+        self._end = max((sum(part) for row in stretches for part in _parts(row)), default=0)
+        self._attend = _way(stretches, device, causal)
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
         """A layer's packed queries [tokens, heads, width], to results of the values' width."""
@@ -63,17 +66,31 @@ class Within:
             raise ValueError("Rows must lie within their tokens. This is a bug.")
         self.calls += 1
         self.shapes[index] = shape
-        if self._library is not None and _suits(query, key, value):
-            return by_own(query, key, value, self._rows, shape, self.causal, self._library)
-        if more:
-            return attend_within(query, key, value, self._stretches, shape, self.causal)
-        return by_torch(query, key, value, self._stretches, shape, self.causal)
+        return self._attend(query, key, value, shape)
 
 
-def _numbers(stretches: Sequence[Stretch]) -> Tensor:
-    """Start and count of each, and of its prefix: [rows, 4]."""
-    rows = [[row.start, row.count, *(row.prefix or (0, 0))] for row in stretches]
-    return torch.tensor(rows, dtype=torch.int64)
+def _parts(row: Stretch) -> list[tuple[int, int]]:
+    """Start and count of its own tokens, and of its prefix."""
+    return [(row.start, row.count), row.prefix or (0, 0)]
+
+
+def _way(stretches: Sequence[Stretch], device: torch.device, causal: bool) -> Attend:
+    """The quickest there is."""
+    if own_kernels(device):
+        from kernels import varlen  # only here, as hosts may have no triton
+
+        return varlen.Rows(stretches, device, causal).attend
+    library = native.library() if device.type == "cpu" else None
+    rows = layout.stretches(stretches, torch.device("cpu"))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
+        if library is not None and _suits(query, key, value):
+            return by_own(query, key, value, rows, shape, causal, library)
+        if (shape.window, shape.softcap, shape.sinks) == (None,) * 3:
+            return by_torch(query, key, value, stretches, shape, causal)
+        return attend_within(query, key, value, stretches, shape, causal)
+
+    return attend
 
 
 def _suits(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -91,7 +108,7 @@ def by_own(
     causal: bool,
     library: ctypes.CDLL,
 ) -> Tensor:
-    """Our C++, for rows [rows, 4] as `_numbers` has them."""
+    """Our C++, for rows [rows, 4] as `layout.stretches` has them."""
     query, key, value = (side_by_side(packed) for packed in (query, key, value))
     sinks = None if shape.sinks is None else shape.sinks.float().contiguous()
     out = query.new_zeros(*query.shape[:2], value.shape[-1])

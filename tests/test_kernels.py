@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", ["attention", "sampling", "decoding"])
+@pytest.mark.parametrize("file", ["attention", "within", "sampling", "decoding"])
 def test_kernels_do_what_their_twins_do(file: str) -> None:
     pytest.importorskip("triton")
     interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
@@ -42,7 +42,7 @@ def test_kernels_do_what_their_twins_do(file: str) -> None:
 POINTERS = {
     "query": "value", "key": "value", "value": "value", "key_pages": "value",
     "value_pages": "value", "sinks": "value", "out": "value", "logits": "value",
-    "parts": "fp32", "part_weights": "fp32", "temperature": "fp32", "top_k": "fp32",
+    "rows": "i32", "parts": "fp32", "part_weights": "fp32", "temperature": "fp32", "top_k": "fp32",
     "top_p": "fp32", "floors": "fp32", "spans": "i32", "table": "i32", "blocks": "i32",
     "at": "i32", "keys": "i32", "chosen": "i64",
 }  # fmt: skip
@@ -95,11 +95,31 @@ def test_attention_compiles_and_fits_a_gpu(
 
     padded = 1 << (width - 1).bit_length()
     queries = max(16 // group, 1) if single else paged_attention.queries_of(group)
+    keys = paged_attention.keys_of(padded, 2 if "b" in value else 4)
     taken = shared_memory(
         paged_attention._attend, value, architecture, HEADS=8 * group, KEY_HEADS=8, GROUP=group,
-        PADDED=group, QUERIES=queries, KEYS=paged_attention._keys(padded, 2 if "b" in value else 4),
-        SIZE=16, PIECE=paged_attention.PIECE, WIDTH=width, PADDED_WIDTH=padded, VALUE=128,
+        PADDED=group, QUERIES=queries, SIZE=16, KEYS=keys,
+        PIECE=paged_attention.PIECE, WIDTH=width, PADDED_WIDTH=padded, VALUE=128,
         PADDED_VALUE=128, SINGLE=single, WINDOW=more, SOFTCAP=more, SINKS=more,
+    )  # fmt: skip
+    assert 0 < taken <= SHARED
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("architecture", "value", "width", "group", "causal"),
+    [(80, "bf16", 64, 1, False), (90, "fp32", 32, 1, False), (90, "bf16", 128, 4, True)],
+)
+def test_attention_inside_rows_compiles_and_fits_a_gpu(
+    own_cache: None, architecture: int, value: str, width: int, group: int, causal: bool
+) -> None:
+    from kernels import paged_attention, varlen
+
+    taken = shared_memory(
+        varlen._attend, value, architecture, KEY_HEADS=4, GROUP=group, PADDED=group,
+        QUERIES=paged_attention.queries_of(group), WIDTH=width, PADDED_WIDTH=width,
+        KEYS=paged_attention.keys_of(width, 2 if "b" in value else 4), VALUE=width,
+        PADDED_VALUE=width, CAUSAL=causal, WINDOW=causal, SOFTCAP=causal, SINKS=causal,
     )  # fmt: skip
     assert 0 < taken <= SHARED
 

@@ -10,6 +10,7 @@ Run: python -m tests.benchmarks.gpu
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from kernels import drawing, reference
 from kernels.drawing import Rules
-from kernels.reference import Shape, Span
+from kernels.reference import Shape, Span, Stretch
+from kernels.within import by_torch
 from pipelines import models
 from pipelines.chat import Settings
 from pipelines.loading import bring
@@ -64,9 +66,11 @@ def main() -> None:
     bench.tell("copy of 1 GiB", f"{bench.copied() / 1e9:.0f} GB/s", "read and written")
     for part in (
         check_attention,
+        check_within,
         check_write,
         check_sampling,
         decode,
+        inside,
         write,
         sample,
         chat,
@@ -121,6 +125,55 @@ def told(case: Case) -> str:
     words += f" of {case.width}"
     words += f", window {case.window}" if case.window else ""
     return words + (", softcap, sinks" if case.more else "")
+
+
+def packed(
+    bench: Bench, lengths: list[int], dtype: torch.dtype, heads: int, width: int
+) -> tuple[Tensor, Tensor, Tensor, list[Stretch]]:
+    """Queries, keys and values of rows side by side, as an encoder's joined product gives them."""
+    starts = [sum(lengths[:place]) for place in range(len(lengths))]
+    rows = [Stretch(start, length) for start, length in zip(starts, lengths, strict=True)]
+    joined = torch.randn(sum(lengths), 3 * heads, width, device=bench.device).to(dtype)
+    query, key, value = joined.chunk(3, 1)
+    return query, key, value, rows
+
+
+def lengths(count: int) -> list[int]:
+    """Of texts: most are short."""
+    chance = random.Random(0)
+    return [min(max(int(chance.lognormvariate(3.7, 0.9)), 4), 512) for _ in range(count)]
+
+
+def check_within(bench: Bench) -> None:
+    from kernels.varlen import Rows
+
+    for dtype, limit in WRONG.items():
+        for causal, width in ((False, 32), (False, 64), (True, 128)):
+            query, key, value, rows = packed(bench, [1, *lengths(9), 300], dtype, 12, width)
+            if causal:
+                rows[5:] = [Stretch(row.start, row.count, (0, 70)) for row in rows[5:]]
+                key, value = key[:, :3], value[:, :3]  # four heads share one
+            shape = Shape(width**-0.5, 50 if causal else None, 30.0 if causal else None)
+            found = Rows(rows, bench.device, causal).attend(query, key, value, shape).float()
+            exact = (query.float(), key.float(), value.float())
+            wanted = reference.attend_within(*exact, rows, shape, causal)
+            error = ((found - wanted).norm() / wanted.norm()).item()
+            words = "causal, prefixes, window, softcap" if causal else "seeing all"
+            bench.check(f"inside rows {dtype}, heads of {width}, {words}", error, limit)
+
+
+def inside(bench: Bench) -> None:
+    from kernels.varlen import Rows
+
+    for count, heads, width in ((256, 12, 32), (256, 12, 64), (1024, 16, 64)):
+        query, key, value, rows = packed(bench, lengths(count), torch.bfloat16, heads, width)
+        own, shape = Rows(rows, bench.device, False), Shape(width**-0.5)
+        ours = bench.seconds(own.attend, query, key, value, shape)
+        each = bench.seconds(by_torch, query, key, value, rows, shape, False)
+        work = sum(4 * row.count**2 for row in rows) * heads * width
+        name = f"inside {count} rows, {len(query):,} tokens, {heads} heads of {width}"
+        figure = f"{ours * 1e6:.0f} us, {work / ours / 1e12:.1f} TFLOP/s"
+        bench.tell(name, figure, f"scaled_dot_product_attention by row {each * 1e6:.0f} us")
 
 
 def written(bench: Bench, tokens: int) -> Iterator[Tensor]:
