@@ -41,6 +41,8 @@ FRONTS = {
     "embed": "pipelines.embed:EmbedFront",
     "classify": "pipelines.classify:ClassifyFront",
     "answer": "pipelines.answer:AnswerFront",
+    "fill": "pipelines.fill:FillFront",
+    "summarise": "pipelines.summarise:SummariseFront",
 }
 OWN: dict[str, tuple[str, Model]] = {}  # of tasks to which a setting gives a model of their own
 

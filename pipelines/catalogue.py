@@ -5,7 +5,7 @@ Data for pages and endpoints; what the values mean is for the fronts to judge. I
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines import drawing
@@ -33,6 +33,11 @@ def _first(result: Mapping[str, Any]) -> Mapping[str, Any]:
 def _classified(result: Mapping[str, Any]) -> str:
     rows = [(n + 1, one["label"], one["score"]) for n, one in enumerate(result["results"]) if one]
     return drawing.table(("Text", "Label", "Score"), rows) if len(rows) > 1 else ""
+
+
+def _filled(result: Mapping[str, Any]) -> str:
+    rows = [(n + 1, one["text"]) for n, one in enumerate(result["results"]) if one]
+    return drawing.table(("Text", "Filled in"), rows)
 
 
 def _answered(result: Mapping[str, Any]) -> str:
@@ -141,7 +146,58 @@ ANSWER = Form(
         ),
     ),
 )
-FORMS = {form.name: form for form in (CHAT, EMBED, CLASSIFY, ANSWER)}
+FILL = Form(
+    name="fill",
+    title="Fill in",
+    about="""Find the words that fit the blanks of texts, written ___ or [MASK].
+
+    Gives {"results": for each text {"text": filled with the best, "blanks": lists of
+    {"word", "score"}}, or null where it was none, "errors", "cut"}. targets: choose among these
+    words only. top: how many words for a blank.""",
+    intro="Write ___ where a word is missing; the whole text decides which word fits.",
+    verb="Fill in",
+    fields=(
+        Field("texts", "lines", "Texts", needed=True, hint="One text a line, with ___ in it"),
+        Field("targets", "words", "Only these words", hint="dog, cat, horse"),
+        Field("top", "number", "Words for a blank", value=5, choices=(1, 20, 1)),
+    ),
+    shows=(
+        Shown("bars", "First blank", lambda seen: _bars(_first(seen)["blanks"][0])),
+        Shown("drawing", "All", _filled),
+    ),
+    examples=(
+        ("The ___ barked at the postman all morning.",),
+        ("She put the cake in the ___ and set the ___ for an hour.",),
+    ),
+)
+SUMMARISE = Form(
+    name="summarise",
+    title="Summaries",
+    about="Summarise a text, streaming all so far. length: short, medium or long.",
+    intro="Paste a text; its summary shows as it is written.",
+    verb="Summarise",
+    fields=(
+        Field("text", "long", "Text", needed=True),
+        Field("length", "choice", "Length", value="medium", choices=("short", "medium", "long")),
+    ),
+    shows=(Shown("text", "Summary", lambda seen: seen["summary"]),),
+    examples=(
+        (
+            "The council met on Monday to decide about the old bridge, which has been closed since"
+            " the flood in March. Engineers told the meeting that repairs would take eight months"
+            " and cost two million euros, while a new bridge would take three years. Shop owners on"
+            " the east bank asked for a ferry until then. After two hours the council voted nine to"
+            " four for the repairs, and promised a free ferry from May.",
+            "medium",
+        ),
+    ),
+    streams=True,
+)
+FORMS = {form.name: form for form in (CHAT, EMBED, CLASSIFY, ANSWER, FILL, SUMMARISE)}
+
+
+def _bars(words: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {each["word"]: each["score"] for each in words}
 
 
 def marked(document: str, answer: Mapping[str, Any]) -> list[tuple[str, str | None]]:

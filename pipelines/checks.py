@@ -75,6 +75,23 @@ def texts(
     return good, bad
 
 
+def words(name: str, value: Any, most: int, characters: int) -> tuple[str, ...]:
+    """Different short texts, without the space around them."""
+    if not isinstance(value, (list, tuple)):
+        raise Invalid(f"{name} is {kind(value)}; give a list of texts.")
+    if not 1 <= len(value) <= most:
+        raise Invalid(f"There are {len(value):,} entries in {name}; give 1 to {most:,}.")
+    found: dict[str, int] = {}
+    for place, entry in enumerate(value):
+        word = text(f"{name}[{place}]", entry, characters).strip()
+        first = found.setdefault(word, place)
+        if first != place:
+            raise Invalid(
+                f"{name}[{place}] is {shown(word)}, as {name}[{first}] is; give each once."
+            )
+    return tuple(found)
+
+
 def truth(name: str, payload: Mapping[str, Any], missing: bool) -> bool:
     """True or false."""
     value = payload.get(name)

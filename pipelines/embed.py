@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.chat import counted
 from pipelines.checks import choice, fields, texts, truth
-from pipelines.oneshot import Item, ItemsJob, Pool, Pooling
+from pipelines.oneshot import Item, ItemsJob, Kept, Pool, Pooling
 from pipelines.texts import Text
 from pipelines.texts import texts as tokenizer
 from queueing.work import Card, Request
@@ -83,7 +83,7 @@ def cuts(places: Sequence[int], found: Sequence[Text]) -> tuple[tuple[int, int],
     return tuple((place, text.cut) for place, text in pairs if text.cut)
 
 
-def merged(job: ItemsJob, results: Sequence[Any]) -> list[Any]:
+def merged(job: Kept, results: Sequence[Any]) -> list[Any]:
     """Results in the caller's places, None where there was no item."""
     bad = {place for place, _ in job.errors}
     source = iter(results)
@@ -91,7 +91,7 @@ def merged(job: ItemsJob, results: Sequence[Any]) -> list[Any]:
     return [None if place in bad else next(source) for place in range(count)]
 
 
-def remarks(job: ItemsJob) -> dict[str, Any]:
+def remarks(job: Kept) -> dict[str, Any]:
     """What was wrong with which text, and what was cut off."""
     return {
         "errors": [{"index": place, "error": error} for place, error in job.errors],

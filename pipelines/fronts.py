@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.chat import ChatJob, Settings, counted
 from pipelines.checks import check_unicode, kind, number, shown, whole
 from pipelines.talk import summary
-from pipelines.template import Conversation
+from pipelines.template import conversation
 from queueing.work import Card, Invalid, Request, Work
 
 ROLES = ("system", "user", "assistant")
@@ -48,12 +48,9 @@ FIELDS = frozenset(
 
 
 class ChatFront:
-    """Checks chats; keeps one tokenizer per model folder."""
+    """Checks chats."""
 
     task = "chat"
-
-    def __init__(self) -> None:
-        self._conversations: dict[str, Conversation] = {}
 
     def judge(self, payload: Any) -> object:
         """What needs no model. Raises Invalid."""
@@ -73,22 +70,16 @@ class ChatFront:
         settings = check_settings(payload, card.limits)
         messages: list[dict[str, str]] = payload["messages"]
         _check_length(messages, context)
-        conversation = self._conversation(card.details["folder"])
-        prompt = conversation.tokens(messages)
+        known = conversation(card.details["folder"])
+        prompt = known.tokens(messages)
         room = context - len(prompt)
         if room < 1:
             raise too_long(len(prompt), context)
         # A limit, not a promise: near the end of the context an answer has what is left.
         settings = settings.limited(room)
-        job = ChatJob(prompt, settings, conversation.public(prompt))
+        job = ChatJob(prompt, settings, known.public(prompt))
         plan = (Work("text", 1, len(prompt)), Work("text", 1, settings.max_tokens, serial=True))
         return Request(self.task, job, plan, _bytes(len(prompt) + settings.max_tokens, card))
-
-    def _conversation(self, folder: str) -> Conversation:
-        found = self._conversations.get(folder)
-        if found is None:
-            found = self._conversations[folder] = Conversation(folder)
-        return found
 
 
 def check_settings(payload: Any, limits: Mapping[str, int] | None = None) -> Settings:

@@ -7,7 +7,7 @@ Both sides import it, so it imports neither torch nor a tokenizer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from queueing.work import Key, Request, Work, message
 
@@ -38,6 +38,16 @@ class Blank:
     places: tuple[int, ...]
     top: int
     targets: tuple[int, ...] = ()
+
+
+class Kept(Protocol):
+    """What a front keeps for the end, by the places of what its caller sent."""
+
+    @property
+    def errors(self) -> tuple[tuple[int, str], ...]: ...
+
+    @property
+    def cut(self) -> tuple[tuple[int, int], ...]: ...
 
 
 @message

@@ -12,18 +12,24 @@ import gc
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels import memory
-from kernels.attention import NAME, Batch, Pages, attend, attending, own_kernels
+from kernels.attention import NAME, Batch, Packed, Pages, attend, attending, own_kernels
 from kernels.reference import Span
 from pipelines.proof import LENGTHS, attend_by, must_agree, rows, truth
 
 _WATCHED = f"{NAME}_watched"  # the same attention, looked at during the check
 _KINDS = {"full_attention", "sliding_attention"}  # of layers that pages can serve
+
+
+class Counted(Packed, Protocol):
+    """How packed rows attend, and how many layers came by."""
+
+    calls: int
 
 
 class PackedModel:
@@ -74,7 +80,7 @@ class PackedModel:
             Batch(self.pages, spans, device),
         )
 
-    def run(self, tokens: Tensor, positions: Tensor, kept: Tensor, batch: Batch) -> Tensor:
+    def run(self, tokens: Tensor, positions: Tensor, kept: Tensor, batch: Counted) -> Tensor:
         """The same of tensors: tokens and positions [1, tokens], places to keep [kept]."""
         select = {"logits_to_keep": kept} if self._selects else {}
         with attending(batch):

@@ -129,7 +129,8 @@ class TaskPage:
             async for view in views:
                 line = self._form.in_words(asked.in_fields(view.line))
                 update: dict[Any, Any] = {self.line: dot(view.phase, line)}
-                seen = {**payload, **(view.result or {}), "text": view.text}
+                result = {"summary": view.text} if self._form.streams else view.result or {}
+                seen = {**payload, **result}
                 if view.phase is Phase.FINISHED or (self._form.streams and view.text):
                     values = [shown.value(seen) for shown in self._form.shows]
                     update |= dict(zip(self.shows, values, strict=True))

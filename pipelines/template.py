@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,6 +76,15 @@ class Conversation:
             return tuple(whole)
         return self._apart(harmless, mark, messages)
 
+    def plain(self, text: str) -> tuple[int, ...]:
+        """A text by itself, control tokens in it as letters."""
+        return tuple(self._encode(self._plain, text))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What tokens say."""
+        said: str = self._tokenizer.decode(list(tokens))
+        return said
+
     def public(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start are the template's own, as in everybody's first prompt."""
         return _common(self._opening, tokens)
@@ -121,6 +130,12 @@ class Conversation:
     def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+
+@lru_cache(maxsize=8)
+def conversation(folder: str) -> Conversation:
+    """One for all tasks of a model."""
+    return Conversation(folder)
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 """Text of any Hugging Face causal model, many rows in one call, keys and values in pages.
 
-One key for everything: a call mixes rows that decode with chunks of prompts; a model that cannot be
+One key for answers: a call mixes rows that decode with chunks of prompts; a model that cannot be
 packed computes them one after the other, and pages only count. A row is a function of its request
 and of the tokens it has; those are its mark, and from them it continues anywhere. It does not know
 who asks, who else rides, or what time it is.
@@ -18,6 +18,7 @@ from kernels.reference import Span
 from pipelines import models
 from pipelines.alone import AloneModel
 from pipelines.chat import ChatJob
+from pipelines.cloze import ClozeJob, ClozeState, begin
 from pipelines.device import (
     all_cores,
     choose_device,
@@ -32,6 +33,7 @@ from pipelines.paging import PageTables
 from pipelines.prefix import Names
 from pipelines.ride import Ride, TextState, Words
 from pipelines.sampling import choose
+from pipelines.scoring import Scorer
 from queueing.work import (
     Advance,
     Card,
@@ -71,6 +73,7 @@ class TextPipeline:
         self._tables = PageTables(1, page)
         self._names = Names(page)
         self._words: Words | None = None
+        self._scorer: Scorer | None = None
         self._context = 0
         self._fixed = 0  # tokens that a row counts for beyond those it has
 
@@ -90,6 +93,7 @@ class TextPipeline:
         tell(0.95, "Making room for conversations")
         self._make_room(loaded, device)
         self._words = Words.read(found.folder, loaded.ends)
+        self._scorer = Scorer(loaded.body, self._words.tokenizer)
         self._loaded = loaded
         tell(1.0, f"{found.name} is ready")
         return self._card(found, device, dtype)
@@ -98,16 +102,17 @@ class TextPipeline:
         """Free the model and everything rows held."""
         if self._loaded is not None:
             self._loaded.body.unload()
-        self._loaded = None
-        self._words = None
+        self._loaded = self._words = self._scorer = None
         self._tables = PageTables(1, self._page)
 
-    def open(self, request: Request, mark: Mark | None = None) -> TextState:
+    def open(self, request: Request, mark: Mark | None = None) -> TextState | ClozeState:
         """Nothing is computed; the tokens of a mark count as chosen, their text as given out.
 
         What the same person's earlier rows left in full pages counts as computed, except for the
         last token, whose logits are wanted.
         """
+        if isinstance(request.payload, ClozeJob):
+            return begin(request.payload, mark or ())
         job: ChatJob = request.payload
         tokens = len(job.prompt) + job.settings.max_tokens
         if not job.prompt or tokens > self._context:
@@ -130,6 +135,8 @@ class TextPipeline:
 
     def next(self, row: Row) -> Work | None:
         """The rest of the prompt, in any chunks the model can take; then token after token."""
+        if isinstance(row.state, ClozeState):
+            return row.state.work()
         state: TextState = row.state
         if state.reason is not None:
             return None
@@ -140,13 +147,18 @@ class TextPipeline:
         return Work(KEY, 1, state.left, serial=True)
 
     def reserve(self, row: Row, units: int) -> int:
-        """Pages for `units` more tokens."""
+        """Pages for `units` more tokens; blanks are filled without."""
+        if isinstance(row.state, ClozeState):
+            return units
         self._remember(row)
         before: int = self._fixed + row.state.computed
         return max(self._tables.reserve(row.request.id, before + units) - before, 0)
 
     def step(self, rows: Sequence[Row], grants: Sequence[int]) -> Sequence[Advance | Exception]:
         """One forward for all rows, then more for those that decode and were granted more."""
+        if self._scorer is not None and any(isinstance(row.state, ClozeState) for row in rows):
+            scorer = self._scorer
+            return guarded(lambda: scorer.step(rows, grants))
         rides = [
             Ride(row, grant, self._tables.table(row.request.id), self._page)
             for row, grant in zip(rows, grants, strict=True)
@@ -157,6 +169,8 @@ class TextPipeline:
     def park(self, row: Row) -> Mark:
         """Pages are dropped; the tokens are enough to compute them again."""
         self.close(row)
+        if isinstance(row.state, ClozeState):
+            return row.state.filled
         mark: Mark = row.state.answer.flat()
         return mark
 

@@ -259,11 +259,11 @@ class Batcher:
 
     def _units(self, lane: Lane, behind: int, left: float, limit: float) -> float:
         """Units, with so many behind them, for what is left of a time; where single units take most
-        of it, for half of it again.
+        of it, for half of it again, and never for less than a call costs without any.
         """
-        _, _, b, d = self._costs.coefficients(lane)
+        a, _, b, d = self._costs.coefficients(lane)
         each = b + d * behind
-        return math.inf if limit == math.inf or each <= 0 else max(left, limit * SHARE) / each
+        return math.inf if limit == math.inf or each <= 0 else max(left, limit * SHARE, a) / each
 
     def _yield(self, batch: Batch) -> float:
         """Background waits for those who were just served as long as its call would hold them
