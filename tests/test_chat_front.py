@@ -15,6 +15,7 @@ from text_models import tokenizer, write_words
 
 from pipelines.chat import ChatJob
 from pipelines.fronts import ChatFront, check_settings
+from pipelines.template import conversation
 from queueing.work import Card, Invalid, Request, Work
 
 CONTEXT = 400
@@ -253,6 +254,7 @@ def test_templates_as_they_come(tmp_path: Path, card: Card) -> None:
     request = ChatFront().check(asked("é<"), own)
     assert words(request) == '<|im_start|>{\n "role": "user",\n "content": "é<"\n}20'
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% if %}"}))
+    conversation.cache_clear()
     with pytest.raises(Invalid, match="cannot be read"):
         ChatFront().check(asked(), own)
 
