@@ -78,7 +78,8 @@ def opened(settings: Settings) -> Door:
     policies = {name: model.policy for name, model in served.models.items()}
     policies["chat"] = replace(policies["chat"], rows=settings.rows)
     factories = {name: model.pipeline for name, model in served.models.items()}
-    dispatcher = Dispatcher(policies, [partial(ProcessWorker, factories, policies)])
+    budget = None if settings.memory is None else int(settings.memory * 1e9)
+    dispatcher = Dispatcher(policies, [partial(ProcessWorker, factories, policies, budget)])
     services = {name: factory(front)() for name, front in served.fronts.items()}
     desk = Desk(dispatcher, services, settings.grace)
     return Door(desk, Signer(secret(settings.secret, root())))

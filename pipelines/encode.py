@@ -73,6 +73,7 @@ class EncodePipeline:
                 **brought.details,
             },
             target=step_seconds(device),
+            held=brought.held,
         )
 
     def unload(self) -> None:

@@ -38,6 +38,7 @@ class Loaded:
     context: int  # most tokens a row may have, by the model
     vocabulary: int
     ends: frozenset[int]  # tokens with which the model ends an answer
+    weights: int  # bytes
     why: str = ""  # it is not packed
 
     @property
@@ -51,6 +52,7 @@ def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> 
     config = _config(folder)
     limit = _context(config, folder)
     model = _model(folder, dtype).to(device).eval()
+    weights = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
     rows = proof.rows(config.vocab_size)
     try:
         wanted = proof.truth(model, rows)
@@ -62,7 +64,7 @@ def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> 
     body, why = _path(folder.name, model, page, limit, rows, wanted)
     if why:
         log.warning("%s runs one row at a time, slower than packed: %s.", folder.name, why)
-    return Loaded(body, limit, config.vocab_size, _ends(model, config), why)
+    return Loaded(body, limit, config.vocab_size, _ends(model, config), weights, why)
 
 
 def _path(

@@ -143,8 +143,8 @@ class TextPipeline:
         if state.pending > 1:
             body = self._known().body
             whole = isinstance(body, AloneModel) and body.whole
-            return Work(KEY, state.pending if whole else 1, state.pending)
-        return Work(KEY, 1, state.left, serial=True)
+            return Work(KEY, state.pending if whole else 1, state.pending, behind=state.computed)
+        return Work(KEY, 1, state.left, serial=True, behind=state.computed)
 
     def reserve(self, row: Row, units: int) -> int:
         """Pages for `units` more tokens; blanks are filled without."""
@@ -254,6 +254,7 @@ class TextPipeline:
             bytes=self._tables.pages * self._page * per_token,
             bytes_per_unit=float(per_token),
             target=step_seconds(device),
+            held=loaded.weights + self._tables.pages * self._page * per_token,
             details={
                 "folder": str(found.folder),
                 "model": found.name,

@@ -33,6 +33,7 @@ from queueing.messages import (
 )
 from queueing.metrics import Metrics
 from queueing.starting import Starter, overdue
+from queueing.states import after, joined
 from queueing.station import Station
 from queueing.stream import Stream
 from queueing.work import (
@@ -140,12 +141,10 @@ class Admission:
         match message:
             case Ready(room):
                 station.room, station.alive, station.number, station.seen = room, True, 0, 0
+                self.states = joined(self.states, self.policies)
                 self.fill()
-            case Loading(task, fraction, text):
-                self.states[task] = TaskState(self.states[task].card, fraction, text)
-            case Loaded(task, card, error):
-                text = "" if card else "Not in memory; it is loaded when somebody asks."
-                self.states[task] = TaskState(card or self.states[task].card, 1.0, text, error)
+            case Loading() | Loaded():
+                self.states[message.task] = after(self.states[message.task], message)
             case Calling(ids):  # what an earlier call gave may be lost, and have been the cause
                 station.calling = frozenset(ids) | (station.calling or frozenset())
             case Report():

@@ -65,10 +65,10 @@ class Batch:
         works = tuple([_work(row) for row in rows])
         weight = units = depth = load = 0.0
         forwards = 1
-        for row, work, grant in zip(rows, works, grants, strict=True):
+        for work, grant in zip(works, grants, strict=True):
             weight += work.weight
             units += work.weight * grant
-            depth += work.weight * grant * row.behind
+            depth += work.weight * grant * work.behind
             load += work.weight * (1 if work.serial else grant)
             forwards = max(forwards, grant) if work.serial else forwards
         lane = rows[0].request.task, works[0].key
@@ -229,7 +229,7 @@ class Batcher:
         pairs = [(row, work) for row, work in zip(rows, works, strict=True) if not work.divisible]
         weight = sum([work.weight for _, work in pairs])
         load = sum([work.weight * work.least for _, work in pairs])
-        depth = sum([work.weight * work.least * row.behind for row, work in pairs])
+        depth = sum([work.weight * work.least * work.behind for _, work in pairs])
         forward = self._costs.seconds(lane, 1, weight, load, depth)
         stride = 1
         if alone and all(work.serial for work in works):
@@ -238,7 +238,7 @@ class Batcher:
             grants = [min(work.most, max(work.least, stride)) for work in works]
             return Batch.of(rows, grants, reason)
         timed = Reason.BUDGET if limit == policy.target else Reason.DEADLINE
-        behind = max([row.behind for row, work in zip(rows, works, strict=True) if work.divisible])
+        behind = max([work.behind for work in works if work.divisible])
         most = load + self._units(lane, behind, limit - forward, limit)
         memory = self._caps.limit(lane)
         bound, why = min((policy.units, Reason.FULL), (memory, Reason.MEMORY), (most, timed))

@@ -148,7 +148,7 @@ class Desk:
     async def _views(self, ride: Ride, name: str, payload: Any) -> AsyncIterator[View]:
         service = self._services[name]
         task = service.task
-        self.dispatcher.reload(task)
+        self.dispatcher.want(task)
         state = self.dispatcher.state(task)
         if state.card is None:  # refused now rather than after it has waited
             service.judge(payload)
@@ -185,6 +185,8 @@ class Desk:
             return View(Phase.LOADING, restarting_line(state, stream), stream.text)
         if stream.status is Status.WAITING:
             return View(Phase.WAITING, waiting_line(self.dispatcher.place(stream.id)))
+        if state.away:
+            return View(Phase.LOADING, restarting_line(state, stream), stream.text)
         return View(Phase.RUNNING, running_line(stream), stream.text)
 
     async def _last(self, service: Service, request: Request, ride: Ride) -> View:

@@ -51,6 +51,7 @@ class Dispatcher:
         self._changed = asyncio.Event()
         self._closing = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
+        self._wanted: set[str] = set()  # tasks whose models were asked for and are still to come
 
     @property
     def metrics(self) -> Metrics:
@@ -92,13 +93,17 @@ class Dispatcher:
         """Whether the task's model is there, and if not what is being done about it."""
         return self._admission.states[task]
 
-    def reload(self, task: str) -> None:
-        """Try again to load a model that could not be loaded."""
-        if self.state(task).error:
+    def want(self, task: str) -> None:
+        """Somebody will ask a task: have its model loaded, also if that has failed before."""
+        state = self.state(task)
+        if state.error:
             self._admission.states[task] = TaskState(text="Trying again.")
             self._tell()
-            for index in range(len(self._workers)):
-                self._send(index, Load(task))
+        elif state.card is not None or task in self._wanted:
+            return
+        self._wanted.add(task)
+        for index in range(len(self._workers)):
+            self._send(index, Load(task))
 
     async def loaded(self, task: str, seconds: float) -> TaskState:
         """The state after its next change, or after so many seconds; at once when it is
@@ -158,8 +163,12 @@ class Dispatcher:
     def _receive(self, index: int, message: Up) -> None:
         self._admission.receive(index, message)
         if isinstance(message, Ready):
-            for task in self._admission.policies:
-                self._send(index, Load(task))
+            for task, policy in self._admission.policies.items():
+                if policy.preload or task in self._wanted:
+                    self._send(index, Load(task))
+            self._wanted.clear()
+        if isinstance(message, Loaded):
+            self._wanted.discard(message.task)
         if isinstance(message, Loading | Loaded):
             self._tell()
 

@@ -53,10 +53,11 @@ class Engine:
         policies: Mapping[str, Policy],
         clock: Clock,
         tell: Callable[[Up], None] = lambda message: None,
+        budget: int | None = None,  # bytes that models may hold together
     ) -> None:
         self._clock = clock
         self._tell = tell
-        self._models = Models(pipelines, policies, clock, tell)
+        self._models = Models(pipelines, policies, clock, tell, budget)
         self._rows: dict[str, Row] = {}
         self._served: dict[str, float] = {}
         self._retries: list[Batch] = []  # parts of calls that failed, the next one last
@@ -64,8 +65,7 @@ class Engine:
         self._orders = self._seen = 0
         self.wake: float | None = None  # when to tick again although no message came
         self.draining = False
-        self.costs = Costs()
-        self.caps = MemoryCaps()
+        self.costs, self.caps = Costs(), MemoryCaps()
         self._batcher = Batcher(self._models.policy, self._models.sizes, self.costs, self.caps)
 
     # Messages
@@ -80,7 +80,7 @@ class Engine:
             case Park(id):
                 self.park(id)
             case Load(task):
-                self._models[task].wanted = True
+                self._models.residency.ask(task, self._clock())
             case Unload(task):
                 if all(row.request.task != task for row in self._rows.values()):
                     self._models.unload(task)
@@ -159,18 +159,19 @@ class Engine:
                 self._end(row, Status.EXPIRED, Expired("The time limit passed while it ran."))
 
     def _bring_up(self) -> bool:
-        """Load one model that is asked for, as a device call of its own."""
-        task = self._models.wanted({r.request.task for r in self._rows.values() if not r.opened})
+        """Load one model that is asked for, as a call of its own; others may make way."""
+        task, self.wake = self._models.make_way(self._rows.values())
         if task is None:
             return False
-        call = self._draft.call = self._models.load(task)
+        call = self._draft.call = self._models.load(task, self._rows.values())
         if call.error:
             for row in [row for row in self._rows.values() if row.request.task == task]:
                 self._end(row, Status.FAILED, CarpoolError(call.error))
         return True
 
     def _open(self) -> None:
-        for row in [row for row in self._rows.values() if not row.opened]:
+        opens = self._models.residency.open
+        for row in [r for r in self._rows.values() if not r.opened and opens(r.request.task)]:
             pipeline = self._models.pipeline(row)
             state = ask(pipeline.open, row.request, row.mark)
             if isinstance(state, Exception):
@@ -188,7 +189,7 @@ class Engine:
         ready = [row for row in self._rows.values() if row.work is not None]
         choice = self._batcher.choose(ready, self._served, self._clock())
         if isinstance(choice, Wait):
-            self.wake = choice.until
+            self.wake = min(choice.until, self.wake or choice.until)
             return None
         return None if choice is None else self._reserve(choice)
 
@@ -230,8 +231,8 @@ class Engine:
         else:
             forwards, units = self._commit(batch, results, seconds)
         size = self._models[task].policy.rows
-        numbers = forwards, batch.weight, units, seconds, size
-        self._draft.call = Call(task, key, batch.reason, ids, *numbers, error, self._draft.reused)
+        sums = forwards, batch.weight, units, seconds, size
+        self._draft.call = Call(task, key, batch.reason, ids, *sums, error, self._draft.reused)
 
     def _commit(
         self, batch: Batch, results: Sequence[Advance | Exception], seconds: float
@@ -263,7 +264,6 @@ class Engine:
     def _accept(self, pipeline: Pipeline, row: Row, advance: Advance) -> None:
         row.state = advance.state
         row.computed += advance.units
-        row.behind += advance.units + advance.reused
         self._draft.reused += advance.reused
         if advance.output is not None:
             self._draft.outputs[row.request.id] = advance.output

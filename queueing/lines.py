@@ -61,7 +61,9 @@ def dot(phase: str, line: str, why: str = "") -> str:
 
 def badge(state: TaskState) -> str:
     """The model's name when it is there, else what is being done about it."""
-    if state.card is not None:
+    if state.card is not None and state.away and state.fraction == 1.0:
+        return dot("idle", f"{state.card.details.get('model', 'The model')} rests", state.text)
+    if state.card is not None and not state.away:
         said = state.card.details
         name, why = said.get("model", "The model is there"), said.get("why", "")
         return dot("ready", f"{name}, {said.get('path')}" if why else name, why)

@@ -7,17 +7,20 @@ Whatever a pipeline raises is data from here on. It does not know rows' order, b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from queueing.clock import Clock
 from queueing.costs import MemoryCaps
 from queueing.messages import Call, Loaded, Loading, Up
+from queueing.residency import Residency
 from queueing.work import (
     Card,
     CarpoolError,
     Key,
+    OutOfMemory,
     Pipeline,
     Policy,
     Reason,
@@ -27,6 +30,7 @@ from queueing.work import (
 
 log = logging.getLogger("carpool.models")
 T = TypeVar("T")
+SHARE = 0.25  # of a promised latency: one call runs, one waits for company, one is one's own
 
 
 @dataclass(slots=True)
@@ -36,8 +40,6 @@ class Model:
     pipeline: Pipeline
     policy: Policy
     card: Card | None = None
-    loaded: bool = False
-    wanted: bool = False  # a Load was asked for
 
 
 class Models:
@@ -49,7 +51,9 @@ class Models:
         policies: Mapping[str, Policy],
         clock: Clock,
         tell: Callable[[Up], None],
+        budget: int | None = None,
     ) -> None:
+        self.residency = Residency({task: policies[task] for task in pipelines}, budget)
         self._models = {task: Model(pipelines[task], policies[task]) for task in pipelines}
         self._clock = clock
         self._tell = tell
@@ -68,19 +72,20 @@ class Models:
         """Row counts that a task's key is compiled for."""
         return self._models[lane[0]].pipeline.sizes(lane[1])
 
-    def wanted(self, tasks: Iterable[str]) -> str | None:
-        """A task to load: one of these, or one that was asked for."""
-        for task, model in self._models.items():
-            if not model.loaded and (model.wanted or task in tasks):
-                return task
-        return None
+    def make_way(self, rows: Collection[Row]) -> tuple[str | None, float | None]:
+        """Put away what has to go; returns the model to load now, or when to look again."""
+        while True:
+            step = self.residency.step(rows, self._clock())
+            for task in step.away:
+                self.unload(task)
+            if step.load is not None or not step.away:
+                return step.load, step.wake if step.wake < math.inf else None
 
-    def load(self, task: str) -> Call:
+    def load(self, task: str, rows: Collection[Row]) -> Call:
         """Bring a model up, as a device call of its own; a failure is told and in the call's
-        error.
+        error. Where memory runs out, models without rows are put away, and it is tried again.
         """
         model = self._models[task]
-        model.wanted = False
         began = self._clock()
 
         def tell(fraction: float, text: str) -> None:
@@ -88,23 +93,31 @@ class Models:
 
         tell(0.0, "Starting to load")
         card = ask(model.pipeline.load, tell)
-        seconds, error = self._clock() - began, ""
+        while isinstance(card, OutOfMemory):
+            other = self.residency.oldest(rows, self._clock())
+            if other is None:
+                break
+            self.unload(other)
+            card = ask(model.pipeline.load, tell)
+        now, error = self._clock(), ""
         if isinstance(card, Exception):
             error = str(told(card))
+            self.residency.went(task, now)
             self._tell(Loaded(task, None, error))
         else:
-            model.card, model.loaded = card, True
-            if model.policy.target is None:
-                model.policy = replace(model.policy, target=card.target)
+            model.card = card
+            self.residency.came(task, card.held, now - began, now)
+            model.policy = replace(
+                model.policy, target=_target(self.residency.models[task].policy, card)
+            )
             self._tell(Loaded(task, card))
-        return Call(task, "load", Reason.LOAD, (), 1, 0.0, 1.0, seconds, 0.0, error)
+        return Call(task, "load", Reason.LOAD, (), 1, 0.0, 1.0, now - began, 0.0, error)
 
     def unload(self, task: str) -> None:
         """Put a model away that nobody uses."""
-        model = self._models[task]
-        if model.loaded:
-            ask(model.pipeline.unload)
-            model.loaded = False
+        if self.residency.models[task].loaded:
+            ask(self._models[task].pipeline.unload)
+            self.residency.went(task, self._clock())
             self._tell(Loaded(task))
 
     def room(self, rows: Iterable[Row], caps: MemoryCaps) -> dict[str, Room]:
@@ -123,6 +136,15 @@ class Models:
             bytes = max(limit - promised[task], 0) if limit else None
             rooms[task] = Room(max(most - taken[task], 0.0), bytes)
         return rooms
+
+
+def _target(policy: Policy, card: Card) -> float | None:
+    """Seconds that a call may take: as the policy says, or as suits the device, and no more than a
+    share of what is promised.
+    """
+    own = card.target if policy.target is None else policy.target
+    promised = None if policy.latency is None else SHARE * policy.latency
+    return min((each for each in (own, promised) if each is not None), default=None)
 
 
 def open_rows(task: str) -> tuple[str, str]:

@@ -52,6 +52,7 @@ class Setup:
 
     factories: Mapping[str, Factory]
     policies: Mapping[str, Policy]
+    budget: int | None
 
 
 def _frame(message: object) -> bytes:
@@ -87,8 +88,13 @@ def _memory() -> BinaryIO:
 class ProcessWorker:
     """The application's side of one worker process."""
 
-    def __init__(self, factories: Mapping[str, Factory], policies: Mapping[str, Policy]) -> None:
-        self._setup = Setup(factories, policies)
+    def __init__(
+        self,
+        factories: Mapping[str, Factory],
+        policies: Mapping[str, Policy],
+        budget: int | None = None,  # bytes that models may hold together
+    ) -> None:
+        self._setup = Setup(factories, policies, budget)
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -251,7 +257,8 @@ def main(descriptor: int, note: int) -> None:
         raise TypeError(f"expected Setup, got {type(setup).__name__}. This is a bug.")
     inbox: Inbox = queue.SimpleQueue()
     outbox = Outbox(pipe.send)
-    engine = Engine(build(setup.factories), setup.policies, monotonic, outbox.tell)
+    pipelines = build(setup.factories)
+    engine = Engine(pipelines, setup.policies, monotonic, outbox.tell, setup.budget)
     threading.Thread(target=_listen, args=(pipe, inbox, engine), daemon=True).start()
     gc.freeze()  # what is there by now stays; looking through it again would hold calls up
     serve(engine, inbox, outbox, monotonic)

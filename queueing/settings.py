@@ -28,6 +28,7 @@ class Settings:
     secret: str = ""
     grace: float = 0.0  # seconds
     log: str = "WARNING"
+    memory: float | None = None  # GB that models may hold together
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
@@ -42,6 +43,7 @@ class Settings:
             share=_one_of(given, "CARPOOL_SHARE", "no", TRUE + FALSE, str.lower) in TRUE,
             secret=_secret(given.get("CARPOOL_SECRET", "")),
             grace=_number(given, "CARPOOL_GRACE", 0, 0, 3600),
+            memory=_number(given, "CARPOOL_MEMORY", 0, 0.1, 10_000) or None,
             log=_one_of(given, "CARPOOL_LOG", "WARNING", LEVELS, str.upper),
         )
 

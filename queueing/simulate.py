@@ -56,6 +56,7 @@ class Simulation:
         limits: Limits | None = None,
         workers: int = 1,
         restart: float = 1.0,
+        budget: int | None = None,  # bytes that the models of a worker may hold together
     ) -> None:
         self.clock = VirtualClock()
         self.events = 0
@@ -65,6 +66,7 @@ class Simulation:
         )  # called with the request an event is about
         self._pipelines = pipelines
         self._policies = policies
+        self._budget = budget
         self._restart = restart
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -129,7 +131,7 @@ class Simulation:
     def _machine(self) -> _Machine:
         clock, outbox = VirtualClock(self.clock.now), list[Up]()
         return _Machine(
-            Engine(self._pipelines(clock), self._policies, clock, outbox.append),
+            Engine(self._pipelines(clock), self._policies, clock, outbox.append, self._budget),
             clock,
             outbox=outbox,
         )

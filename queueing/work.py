@@ -129,6 +129,7 @@ class Work:
     most: int = 1
     weight: float = 1.0
     serial: bool = False
+    behind: int = 0  # units on which its units look back
 
     @property
     def divisible(self) -> bool:
@@ -211,7 +212,6 @@ class Row:
     work: Work | None = None
     cancelled: bool = False
     computed: int = 0  # units committed since it was opened
-    behind: int = 0  # those and the reused ones, on which its next units look back
     blame: float = 0.0  # device-seconds of failed calls it may have caused
 
 
@@ -226,6 +226,10 @@ class Policy:
     timeout: float = 600.0  # seconds from submit to end, time spent parked not counted
     priority: Priority = Priority.STANDARD
     overcommit: float = 1.0  # bytes promised over bytes there are
+    latency: float | None = None  # seconds to the end that are promised; who would wait longer is
+    # refused, and calls are kept to a share of it. None promises nothing
+    preload: bool = True  # before anybody asks
+    keep: float | None = None  # seconds that an idle model stays; None: until room is needed
 
 
 @message
@@ -239,6 +243,7 @@ class Card:
     bytes_per_unit: float = 0.0
     details: Mapping[str, str] = field(default_factory=dict)
     target: float | None = None  # seconds that suit a call on this device, where people watch
+    held: int = 0  # bytes of the whole model on its device, rows' included; 0: not told
 
 
 @message
@@ -249,6 +254,7 @@ class TaskState:
     fraction: float = 0.0
     text: str = "The worker is starting."
     error: str = ""
+    away: bool = False  # put away, or on its way back: `card` is what it was
 
 
 @message

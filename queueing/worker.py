@@ -116,7 +116,9 @@ class ThreadWorker:
         factories: Mapping[str, Factory],
         policies: Mapping[str, Policy],
         clock: Clock = monotonic,
+        budget: int | None = None,
     ) -> None:
+        self._budget = budget
         self._factories = factories
         self._policies = policies
         self._clock = clock
@@ -139,8 +141,9 @@ class ThreadWorker:
             try:
                 pipelines = build(self._factories)
                 outbox = Outbox(send)
-                self._engine = Engine(pipelines, self._policies, self._clock, outbox.tell)
-                serve(self._engine, self._inbox, outbox, self._clock)
+                engine = Engine(pipelines, self._policies, self._clock, outbox.tell, self._budget)
+                self._engine = engine
+                serve(engine, self._inbox, outbox, self._clock)
             except Exception as problem:  # the border of a worker: what gets here is our bug
                 log.exception("the engine failed")
                 error = problem

@@ -21,13 +21,16 @@ GIVEN = {
     "CARPOOL_SECRET": "sixteen letters.",
     "CARPOOL_GRACE": "2.5",
     "CARPOOL_LOG": "info",
+    "CARPOOL_MEMORY": "1.5",
     "GRADIO_SERVER_PORT": "81",
 }
 
 
 def test_settings_have_defaults_and_names() -> None:
     assert Settings.read({"CARPOOL_ROWS": "", "OTHER": "1"}) == Settings()
-    assert Settings.read(GIVEN) == Settings("fake", 4, 81, True, "sixteen letters.", 2.5, "INFO")
+    assert Settings.read(GIVEN) == Settings(
+        "fake", 4, 81, True, "sixteen letters.", 2.5, "INFO", 1.5
+    )
     assert Settings.read({**GIVEN, "CARPOOL_PORT": "82"}).port == 82
     assert not Settings.read({**GIVEN, "CARPOOL_SHARE": "No"}).share
 

@@ -269,7 +269,7 @@ async def test_a_model_that_could_not_be_loaded_is_tried_again_when_somebody_ask
             assert state.card is None
         assert "There is no" in state.error
         flag.touch()
-        it.dispatcher.reload("chat")
+        it.dispatcher.want("chat")
         await it.up()
         assert await ended(it.submit(FakeJob(Kind.STREAM, 2, 3))) == [Status.FINISHED]
 
