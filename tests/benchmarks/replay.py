@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pipelines import TASKS
+from pipelines import CHAT
 from queueing.dispatcher import Dispatcher
 from queueing.limits import Limits
 from queueing.process import ProcessWorker
@@ -53,7 +53,7 @@ class House:
     def __init__(self, setting: Mapping[str, Any]) -> None:
         arguments = dict(setting)
         rows = arguments.pop("rows", Settings().rows)
-        policies = {"chat": replace(TASKS["chat"].policy, rows=rows)}
+        policies = {"chat": replace(CHAT.policy, rows=rows)}
         worker = partial(ProcessWorker, {"chat": (ENDLESS, arguments)}, policies)
         self._dispatcher = Dispatcher(policies, [worker], Limits(total=10_000))
         self._greedy: Greedy | None = None

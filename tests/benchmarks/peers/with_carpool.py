@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipelines import TASKS, factory
+from pipelines import CHAT, factory
 from pipelines.text import TextPipeline
 from queueing.clock import monotonic
 from queueing.engine import Engine
@@ -38,7 +38,7 @@ class Carpool:
 
     def __init__(self, job: dict[str, Any]) -> None:
         setting = dict(job["setting"])
-        task = TASKS["chat"]
+        task = CHAT
         if factory(task.pipeline) is not TextPipeline:
             raise RuntimeError("the registry's chat is not the text pipeline")
         policy = replace(task.policy, rows=setting.pop("rows", House().rows))
