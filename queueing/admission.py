@@ -40,7 +40,6 @@ from queueing.work import (
     Cancelled,
     CarpoolError,
     Expired,
-    Full,
     Policy,
     Priority,
     Reason,
@@ -86,15 +85,7 @@ class Admission:
         policy = self.policies[request.task]
         if request.priority is Priority.STANDARD:
             request = replace(request, priority=policy.priority)
-        weight = max(work.weight for work in request.plan)
-        if weight > policy.rows:
-            raise Full(f"It needs {weight:.0f} rows of a batch and the limit is {policy.rows}.")
-        card = self.states[request.task].card
-        if card and card.bytes and request.bytes > card.bytes:
-            raise Full(
-                f"It needs {request.bytes:,} bytes of memory and there are {card.bytes:,}. "
-                "Ask for less.",
-            )
+        self.limits.check_size(request, policy, self.states[request.task].card)
         self._limit(request, capped)
         stream = Stream(request.id, now, cancel)
         charge, work = self._forecast.cost(request)
@@ -216,6 +207,9 @@ class Admission:
         self.limits.check_person(waiting, capped, predicted)
         if self._forecast.known(request) and request.priority is not Priority.BACKGROUND:
             self.limits.check_wait(predicted)
+            promised = self.policies[request.task].latency
+            if promised is not None:
+                self.limits.check_promise(self._forecast.finish(request, self.states), promised)
         if len(self.queue) >= self.limits.total:
             self._shed(request.session, predicted)
 

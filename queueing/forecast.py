@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from queueing.costs import Costs
 from queueing.fairqueue import FairQueue, Ticket
 from queueing.station import Station
-from queueing.work import Policy, Priority, Request
+from queueing.work import Policy, Priority, Request, TaskState
 
 EVERY = 1.0  # seconds between snapshots
 SHORT = 100  # a queue so short is looked at anew for a newcomer
+
+USEFUL = 0.1  # share of a call that is not its fixed cost, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,37 @@ class Forecast:
         ahead = sum(min(theirs, mine) for theirs in self._queue.ahead.values())
         return left + work * ahead / count
 
+    def finish(self, request: Request, states: Mapping[str, TaskState]) -> float:
+        """Predicted seconds until one more request ends, or the first call of one that needs many:
+        the call that runs, then those who are served before it, in calls that are all full.
+        """
+        calls = {
+            task: policy.within(states[task].card) or 0.0 for task, policy in self._policies.items()
+        }
+        running = [ticket for station in self._stations for ticket in station.tickets.values()]
+        rest = max((calls[ticket.request.task] for ticket in running), default=0.0)
+        awake = [t for t in (*running, *self._queue.tickets()) if not _background(t.request)]
+        others = {ticket.request.task for ticket in awake} - {request.task}
+        call = calls[request.task]
+        ahead = sum(
+            min(max(ticket.work - ticket.spent, 0.0), call)
+            for ticket in awake
+            if ticket.request.task == request.task and self._before(ticket, request)
+        )
+        fixed = self._costs.coefficients((request.task, request.plan[0].key))[0]
+        useful = max(call - fixed, USEFUL * call)
+        own = min(self.cost(request)[1], useful)
+        alive = max(sum(station.alive for station in self._stations), 1)
+        turns = math.ceil((ahead / alive + own) / useful)
+        return rest + turns * call + sum(calls[task] for task in others)
+
+    def _before(self, ticket: Ticket, request: Request) -> bool:
+        """Whether it is served before a newcomer; what is charged ahead has not been served yet."""
+        session, served = ticket.request.session, self._queue.ledger.served
+        if session == request.session:
+            return True
+        return served(session) - ticket.prepaid <= served(request.session)
+
     def place(self, id: str, now: float) -> Place | None:
         """The place of a waiting request; None when it does not wait."""
         if not self._queue.has(id):
@@ -131,3 +164,7 @@ def _start(work: float, position: int, rows: float) -> float | None:
     The first row is free when about 1/rows of the running work is done, the last when all of it is.
     """
     return work * position / (position + rows - 1) if rows >= 1 else None
+
+
+def _background(request: Request) -> bool:
+    return request.priority is Priority.BACKGROUND

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from queueing.work import Full
+from queueing.work import Card, Full, Policy, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,27 @@ class Limits:
             raise Full(
                 f"The wait is about {_words(predicted)} now and the limit is {_words(self.wait)}. "
                 f"Try again in {_words(over)}.",
+                retry_after=_polite(over),
+            )
+
+    def check_size(self, request: Request, policy: Policy, card: Card | None) -> None:
+        """Raises Full for what would not fit if it were alone."""
+        weight = max(work.weight for work in request.plan)
+        if weight > policy.rows:
+            raise Full(f"It needs {weight:.0f} rows of a batch and the limit is {policy.rows}.")
+        if card and card.bytes and request.bytes > card.bytes:
+            raise Full(
+                f"It needs {request.bytes:,} bytes of memory and there are {card.bytes:,}. "
+                "Ask for less.",
+            )
+
+    def check_promise(self, predicted: float, promised: float) -> None:
+        """Raises Full when the newcomer would not have its answer as soon as its task promises."""
+        if predicted > promised:
+            over = predicted - promised
+            raise Full(
+                f"The answer would take longer now than the {promised:g} s that this task "
+                f"promises. Try again in {_words(over)}.",
                 retry_after=_polite(over),
             )
 

@@ -30,7 +30,6 @@ from queueing.work import (
 
 log = logging.getLogger("carpool.models")
 T = TypeVar("T")
-SHARE = 0.25  # of a promised latency: one call runs, one waits for company, one is one's own
 
 
 @dataclass(slots=True)
@@ -108,7 +107,7 @@ class Models:
             model.card = card
             self.residency.came(task, card.held, now - began, now)
             model.policy = replace(
-                model.policy, target=_target(self.residency.models[task].policy, card)
+                model.policy, target=self.residency.models[task].policy.within(card)
             )
             self._tell(Loaded(task, card))
         return Call(task, "load", Reason.LOAD, (), 1, 0.0, 1.0, now - began, 0.0, error)
@@ -136,15 +135,6 @@ class Models:
             bytes = max(limit - promised[task], 0) if limit else None
             rooms[task] = Room(max(most - taken[task], 0.0), bytes)
         return rooms
-
-
-def _target(policy: Policy, card: Card) -> float | None:
-    """Seconds that a call may take: as the policy says, or as suits the device, and no more than a
-    share of what is promised.
-    """
-    own = card.target if policy.target is None else policy.target
-    promised = None if policy.latency is None else SHARE * policy.latency
-    return min((each for each in (own, promised) if each is not None), default=None)
 
 
 def open_rows(task: str) -> tuple[str, str]:

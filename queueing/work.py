@@ -19,6 +19,8 @@ Tell: TypeAlias = Callable[[float, str], None]
 
 T = TypeVar("T")
 
+SHARE = 0.25  # of a promised latency: one call runs, one waits for company, one is one's own
+
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def message(cls: type[T]) -> type[T]:
@@ -230,6 +232,14 @@ class Policy:
     # refused, and calls are kept to a share of it. None promises nothing
     preload: bool = True  # before anybody asks
     keep: float | None = None  # seconds that an idle model stays; None: until room is needed
+
+    def within(self, card: Card | None) -> float | None:
+        """Seconds that a call may take: as this says, or as suits the device, and no more than a
+        share of what is promised. None: as long as it takes.
+        """
+        own = card.target if card and self.target is None else self.target
+        promised = None if self.latency is None else SHARE * self.latency
+        return min((each for each in (own, promised) if each is not None), default=None)
 
 
 @message
