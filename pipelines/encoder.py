@@ -212,7 +212,7 @@ def prove(
         proof.unless_memory(error)
         why = proof.reason(error)
     proof.own_attention(model)
-    _agree(wanted, padded.run(items), "padded")
+    proof.must_agree(wanted, padded.run(items), "padded")
     return padded, why
 
 
@@ -230,26 +230,22 @@ def _packed(
     proof.attend_by(model, NAME)
     packed, pad = Packed(model, reading, 0), model.config.pad_token_id
     try:
-        _agree(wanted, packed.run(items), "packed")
+        proof.must_agree(wanted, packed.run(items), "packed")
     except proof.REFUSALS as error:
         if pad is None:
             raise
         log.debug("counted from 0: %s", proof.reason(error))
         packed = Packed(model, reading, pad + 1)  # as RoBERTa counts
-        _agree(wanted, packed.run(items), "packed")
+        proof.must_agree(wanted, packed.run(items), "packed")
     for take, leave in ways:
         taken = take(packed)
         try:
-            _agree(wanted, packed.run(items), "packed")
+            proof.must_agree(wanted, packed.run(items), "packed")
         except proof.REFUSALS as error:
             proof.unless_memory(error)
             log.info("What %s undoes is left: %s", leave.__name__, proof.reason(error))
             leave(taken)
     return packed
-
-
-def _agree(wanted: Sequence[Tensor], found: Sequence[Tensor], way: str) -> None:
-    proof.must_agree([one.float() for one in wanted], [one.float() for one in found], way)
 
 
 def unload(encoder: Encoder) -> None:

@@ -6,6 +6,7 @@ the paths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,11 +45,11 @@ def truth(model: Any, own: list[list[int]]) -> list[Tensor]:
     return found
 
 
-def must_agree(wanted: list[Tensor], found: list[Tensor], way: str) -> None:
+def must_agree(wanted: Sequence[Tensor], found: Sequence[Tensor], way: str) -> None:
     """Raise NotImplementedError where an answer is another one, or no number."""
     for length, one, other in zip(LENGTHS, wanted, found, strict=True):
         limit = _TOLERANCE.get(one.dtype, _COARSE) * one.abs().max().item()
-        error = (one - other).abs().max().item()
+        error = (one.float() - other.float()).abs().max().item()
         if not error <= limit:  # also when it is no number
             raise NotImplementedError(
                 f"a row of {length} tokens gives other results {way} than at once "
