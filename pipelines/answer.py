@@ -1,11 +1,13 @@
 """Questions about a document: the sentence that answers best, by vectors, where it stands.
 
-Nothing is made up: an answer is a sentence of the document, with its place. It does not know the
+Nothing is made up: an answer is a sentence of the document, with its place. A sentence is read after
+the first of its paragraph, which mostly says whom or what the others are about. It does not know the
 model.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +26,9 @@ SENTENCES = 5000
 QUESTIONS = 256
 QUESTION = 2000  # characters
 OTHERS = 3  # sentences shown after the best
+LEAD = 400  # characters of a paragraph's first sentence that are read before the others
 FIELDS = ("questions", "document")
+_PARAGRAPH = re.compile(r"\n\s*\n")
 
 
 class AnswerFront:
@@ -47,7 +51,7 @@ class AnswerFront:
             )
         tokens = tokenizer(card.details["folder"], card.limits["context"])
         found = tokens.singles([text for _, text in good])
-        parts = tokens.singles([document[begin:end] for begin, end in places])
+        parts = tokens.singles(led(document, places))
         job = ItemsJob(
             asked([*found, *parts], pool(card.details["pooling"], True)),
             bad,
@@ -83,6 +87,20 @@ def checked(
     document = text("document", payload.get("document"), DOCUMENT)
     good, bad = texts("questions", payload.get("questions"), QUESTIONS, QUESTIONS * QUESTION)
     return good, tuple(bad), document
+
+
+def led(document: str, places: Sequence[tuple[int, int]]) -> list[str]:
+    """Sentences, each after the first of its paragraph."""
+    found, lead, before = [], "", 0
+    for begin, end in places:
+        sentence = document[begin:end]
+        if not lead or _PARAGRAPH.search(document, before, begin):
+            lead = sentence[:LEAD]
+            found.append(sentence)
+        else:
+            found.append(f"{lead} {sentence}")
+        before = end
+    return found
 
 
 def summed(result: Mapping[str, Any], took: float) -> str:

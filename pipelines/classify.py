@@ -1,8 +1,9 @@
 """Texts by labels that their caller makes up: the label whose sentence is nearest, on vectors.
 
-A label's sentence is the template with the label in it. Nearness is the cosine less that of a text
-that says nothing (after "Calibrate Before Use", arXiv 2102.09690), so that a label is not likely by
-its wording alone. Labels are a request's own; their sentences are items like any text, so requests
+A label's sentence is the template with the label in it. Nearness is the cosine less that of the same
+sentence about nothing in particular (after "Calibrate Before Use", arXiv 2102.09690), so that a text
+is not near to a label by the template alone, and a score of one label does not hang on the others.
+Labels are a request's own; their sentences are items like any text, so requests
 with different labels share calls. It does not know the model.
 """
 
@@ -25,9 +26,9 @@ LABEL = 200  # characters
 TEXTS = 10_000
 TEMPLATE = "This text is about {}."
 SLOT = "{}"
-NOTHING = "This is a text."  # what it would be near to by wording alone
+NOTHING = "something"  # in place of a label
 SCALE = 20.0  # of cosines, before they become shares of 1
-WIDTH, MIDDLE = 25.0, 0.12  # of cosines, before each becomes a share by itself
+WIDTH, MIDDLE = 25.0, 0.09  # of cosines, before each becomes a share by itself
 FIELDS = ("texts", "labels", "template", "multi")
 
 
@@ -43,10 +44,10 @@ class ClassifyFront:
     def check(self, payload: Any, card: Card) -> Request:
         """Raises Invalid."""
         good, bad, labels, template, multi = checked(payload)
-        sentences = [template.replace(SLOT, label) for label in labels]
+        sentences = [template.replace(SLOT, label) for label in (*labels, NOTHING)]
         tokens = tokenizer(card.details["folder"], card.limits["context"])
         found = tokens.singles([text for _, text in good])
-        items = (*found, *tokens.singles([*sentences, NOTHING]))
+        items = (*found, *tokens.singles(sentences))
         job = ItemsJob(
             asked(items, pool(card.details["pooling"], True)),
             bad,
@@ -61,8 +62,8 @@ class ClassifyFront:
         labels, multi = job.notes
         count = len(result) - len(labels) - 1
         vectors = numpy.stack(result)  # [texts + labels + 1, width]
-        near = vectors @ vectors[count:-1].T  # [texts + labels + 1, labels]
-        scores = shares(near[:count] - near[-1], multi)
+        near = vectors[:count] @ vectors[count:].T  # [texts, labels + 1]
+        scores = shares(near[:, :-1] - near[:, -1:], multi)
         return told(job, labels, scores)
 
     def summary(self, result: Any, took: float, ran: float) -> str:
