@@ -1,8 +1,8 @@
 """Questions about a document: the sentence that answers best, by vectors, where it stands.
 
-Nothing is made up: an answer is a sentence of the document, with its place. A sentence is read after
-the first of its paragraph, which mostly says whom or what the others are about. It does not know the
-model.
+Nothing is made up: an answer is a sentence of the document, with its place. A sentence is read
+after the first of its paragraph, which mostly says whom or what the others are about. It does not
+know the model.
 """
 
 from __future__ import annotations

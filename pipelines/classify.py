@@ -1,10 +1,10 @@
 """Texts by labels that their caller makes up: the label whose sentence is nearest, on vectors.
 
-A label's sentence is the template with the label in it. Nearness is the cosine less that of the same
-sentence about nothing in particular (after "Calibrate Before Use", arXiv 2102.09690), so that a text
-is not near to a label by the template alone, and a score of one label does not hang on the others.
-Labels are a request's own; their sentences are items like any text, so requests
-with different labels share calls. It does not know the model.
+A label's sentence is the template with the label in it. Nearness is the cosine less that of the
+same sentence about something (after "Calibrate Before Use", arXiv 2102.09690), so that a text is
+not near by the template alone, and a label's score does not hang on other labels. Labels are a
+request's own; their sentences are items like any text, so requests with different labels share
+calls. It does not know the model.
 """
 
 from __future__ import annotations
