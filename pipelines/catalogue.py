@@ -82,7 +82,7 @@ EMBED = Form(
     fields=(
         Field("texts", "lines", "Texts", needed=True, hint="One text a line"),
         Field("pooling", "choice", "Pooling", choices=("", *POOLINGS)),
-        Field("normalise", "switch", "Length 1", value=True),
+        Field("normalise", "switch", "Normalise to length 1", value=True),
     ),
     shows=(
         Shown("drawing", "How alike", lambda seen: drawing.heat(seen, seen["texts"])),

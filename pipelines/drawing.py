@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST = 24  # texts in a map
-SHORT = 40  # characters of a text beside its row
+SHORT, MORE = 40, 300  # characters of a text beside its row, and where one points at it
 
 
 def heat(result: Mapping[str, Any], texts: Sequence[str]) -> str:
@@ -21,7 +21,8 @@ def heat(result: Mapping[str, Any], texts: Sequence[str]) -> str:
     lines = []
     for place, (text, vector) in enumerate(rows):
         cells = "".join(_cell(_cosine(vector, other)) for _, other in rows)
-        lines.append(f"<tr><th>{place + 1}</th><td>{_short(text)}</td>{cells}</tr>")
+        name = f'<td class="text" title="{html.escape(text[:MORE])}">{_short(text)}</td>'
+        lines.append(f"<tr><th>{place + 1}</th>{name}{cells}</tr>")
     left = len(result["embeddings"]) - len(rows)
     more = f"<p>and {left} more, not drawn</p>" if left else ""
     return f'<table class="heat"><tr><th></th><td></td>{heads}</tr>{"".join(lines)}</table>{more}'
@@ -37,7 +38,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _cell(value: float) -> str:
     share = round(100 * min(max(value, 0.0), 1.0))
-    return f'<td style="--warm: {share}%">{value:.2f}</td>'
+    hot = " hot" if share > 60 else ""
+    return f'<td class="cell{hot}" style="--warm: {share}%">{value:.2f}</td>'
 
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:

@@ -70,7 +70,8 @@ def endpoint(door: Door, form: Form) -> Callable[..., AsyncIterator[Any]]:
 
 
 def top(name: str) -> None:
-    """What stands above every page: the name, and what the model of this task does."""
+    """What stands above every page: all pages, the name, and what the model of this task does."""
+    gr.Navbar(main_page_name="Chat")
     with gr.Row(elem_id="top"):
         gr.HTML("<h1>Carpool</h1><p>Many people, one model, one batch</p>", elem_id="name")
         look = {"task": name, "gone": dot("failed", GONE)}
@@ -153,9 +154,8 @@ def _field(field: Field) -> gr.components.Component:
         case "switch":
             return gr.Checkbox(**look)
         case "choice":
-            return gr.Dropdown(
-                [(str(each) or "as the model", each) for each in field.choices], **look
-            )
+            choices = [(str(each) or "as the model was trained", each) for each in field.choices]
+            return gr.Dropdown(choices, label=field.label, value=field.value or field.choices[0])
         case "number":
             least, most, step = field.choices
             return gr.Slider(least, most, step=step, **look)
