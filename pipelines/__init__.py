@@ -9,7 +9,7 @@ It does not know pages or queues.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -44,12 +44,19 @@ FRONTS = {
     "fill": "pipelines.fill:FillFront",
     "summarise": "pipelines.summarise:SummariseFront",
 }
-OWN: dict[str, tuple[str, Model]] = {}  # of tasks to which a setting gives a model of their own
 
 
-def encodes(task: str) -> Model:
+def encodes(task: str, preload: bool = True) -> Model:
     """An encoder with a task's head."""
-    return Model(("pipelines.encode:EncodePipeline", {"task": task}), ITEMS)
+    policy = replace(ITEMS, preload=preload)
+    return Model(("pipelines.encode:EncodePipeline", {"task": task}), policy)
+
+
+OWN: dict[str, tuple[str, Model]] = {  # of tasks to which a setting gives a model of their own
+    "classify": ("pipelines.entail:EntailFront", encodes("classify", preload=False)),
+    "answer": ("pipelines.extract:ExtractFront", encodes("answer", preload=False)),
+    "fill": ("pipelines.mask:MaskFront", encodes("fill", preload=False)),
+}
 
 
 def tables(own: Mapping[str, str]) -> Tables:

@@ -64,7 +64,7 @@ class Packed:
         self.first = first
         self.shapes: Mapping[int, Shape] = {}  # what each layer was seen to ask of attention
         self._base: Any = model.base_model
-        self._types = "token_type_ids" in inspect.signature(self._base.forward).parameters
+        self._types = _typed(self._base)
         self._layers = model.config.get_text_config().num_hidden_layers
 
     def run(self, items: Sequence[Item]) -> list[Tensor]:
@@ -142,7 +142,7 @@ class Padded:
         self._reading = reading
         self.first = pad + 1  # as RoBERTa counts; others count from 0
         self._pad = pad
-        self._types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self._types = _typed(model)
 
     def run(self, items: Sequence[Item]) -> list[Tensor]:
         found: dict[int, Tensor] = {}
@@ -170,6 +170,12 @@ class Padded:
         if reading.per_item:
             return list(numbers[:, None])
         return [row[list(reading.places(item))] for row, item in zip(numbers, items, strict=True)]
+
+
+def _typed(model: Any) -> bool:
+    """Whether a model tells first texts from second ones; else a second is out of its range."""
+    known = "token_type_ids" in inspect.signature(model.forward).parameters
+    return known and getattr(model.config, "type_vocab_size", 2) > 1
 
 
 def _types(item: Item, longest: int) -> list[int]:
