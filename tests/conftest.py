@@ -132,3 +132,9 @@ def app(launch: Launch) -> App:
 def narrow_app(launch: Launch) -> App:
     """One that runs a single request at a time, so that a second one waits."""
     return launch(CARPOOL_ROWS="1")
+
+
+@pytest.fixture(scope="session")
+def real_app(launch: Launch) -> App:
+    """One on the default models, prepared in the user's own cache folder."""
+    return launch(CARPOOL_PIPELINE="text", CARPOOL_CACHE="", CARPOOL_DTYPE="float32")

@@ -347,10 +347,9 @@ def test_a_browser_is_one_person_in_all_its_tabs(browser: Browser, app: App) -> 
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
-def test_the_real_model_knows_the_capital_of_france(browser: Browser, launch: Launch) -> None:
-    app = launch(CARPOOL_PIPELINE="text", CARPOOL_CACHE="")
+def test_the_real_model_knows_the_capital_of_france(browser: Browser, real_app: App) -> None:
     context = browser.new_context(viewport={"width": 1200, "height": 760})
-    page = visit(context.new_page(), app)
+    page = visit(context.new_page(), real_app)
     expect(page.locator("#badge .ready")).to_be_visible(timeout=300_000)
     slide(page, "Temperature (0: the likeliest)", 0)
     page.get_by_text("What is the capital of France?").click()
@@ -358,4 +357,4 @@ def test_the_real_model_knows_the_capital_of_france(browser: Browser, launch: La
     assert "Paris" in answer(page)
     picture(page, "page")
     context.close()
-    assert httpx.get(app.url).status_code == 200
+    assert httpx.get(real_app.url).status_code == 200
