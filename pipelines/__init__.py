@@ -36,6 +36,7 @@ class Tables:
 
 CHAT = Model("pipelines.text:TextPipeline", Policy(rows=32, units=2048))
 ITEMS = Policy(rows=256, units=16_384)  # of tokens of texts that are computed in one piece
+SUMMARIES = Policy(rows=32, units=4096, preload=False)  # of tokens: of texts, or one a row
 FRONTS = {
     "chat": "pipelines.fronts:ChatFront",
     "embed": "pipelines.embed:EmbedFront",
@@ -56,6 +57,10 @@ OWN: dict[str, tuple[str, Model]] = {  # of tasks to which a setting gives a mod
     "classify": ("pipelines.entail:EntailFront", encodes("classify", preload=False)),
     "answer": ("pipelines.extract:ExtractFront", encodes("answer", preload=False)),
     "fill": ("pipelines.mask:MaskFront", encodes("fill", preload=False)),
+    "summarise": (
+        "pipelines.summary:SummaryFront",
+        Model("pipelines.seq2seq:Seq2SeqPipeline", SUMMARIES),
+    ),
 }
 
 

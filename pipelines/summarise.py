@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.chat import counted
+from pipelines.chat import ChatResult, counted
 from pipelines.checks import choice, fields, text
 from pipelines.fronts import CHARACTERS, ChatFront
 from queueing.work import Card, Invalid, Request
@@ -70,6 +70,11 @@ class SummariseFront:
 
     def summary(self, result: Any, took: float, ran: float) -> str:
         """A line for a page."""
-        cut = ", cut at the longest summary" if result.reason == "length" else ""
-        read = counted(result.prompt_tokens, "token")
-        return f"{counted(result.output_tokens, 'token')} out of {read} in {took:.1f} s{cut}"
+        return line(result, took)
+
+
+def line(result: ChatResult, took: float) -> str:
+    """What became of a summary, in a line for a page."""
+    cut = ", cut at the longest summary" if result.reason == "length" else ""
+    read = counted(result.prompt_tokens, "token")
+    return f"{counted(result.output_tokens, 'token')} out of {read} in {took:.1f} s{cut}"
