@@ -21,11 +21,13 @@ from gradio.route_utils import FnIndexInferError
 from gradio.utils import get_function_params
 from starlette.middleware import Middleware
 
-from pipelines import FAKE, factory, tables
+from pipelines import FAKE, factory, served
 from pipelines.cache import root
 from pipelines.catalogue import FORMS
 from pipelines.chat_page import ChatPage
+from pipelines.file_page import FilePart, file_endpoint
 from pipelines.models import named
+from pipelines.tables import BYTES
 from pipelines.task_page import ASSETS, TaskPage, endpoint
 from queueing import guards
 from queueing.desk import Desk
@@ -36,13 +38,14 @@ from queueing.payload import Gate, shaped
 from queueing.people import Signer, secret
 from queueing.process import ProcessWorker
 from queueing.settings import Settings
+from queueing.shelf import AGE, OFTEN, Shelf
 from queueing.work import Invalid
 
 logger = logging.getLogger("carpool")
 SLOTS = 2 * Limits().total  # Gradio's slots, so that only our queue makes people wait
 SHAPE = "data does not have the shape that this endpoint takes; the API page shows it."
 GUARDS = {
-    "middleware": [Middleware(Gate)],
+    "middleware": [Middleware(Gate), Middleware(Shelf)],
     "exception_handlers": {
         RequestValidationError: guards.unfit,
         FnIndexInferError: guards.lost,
@@ -74,13 +77,13 @@ class Blocks(gr.Blocks):
 
 def opened(settings: Settings) -> Door:
     """The way in to the tasks that the settings name, their workers not yet started."""
-    served = FAKE if settings.pipeline == "fake" else tables(named(os.environ))
-    policies = {name: model.policy for name, model in served.models.items()}
+    tables = FAKE if settings.pipeline == "fake" else served(named(os.environ))
+    policies = {name: model.policy for name, model in tables.models.items()}
     policies["chat"] = replace(policies["chat"], rows=settings.rows)
-    factories = {name: model.pipeline for name, model in served.models.items()}
+    factories = {name: model.pipeline for name, model in tables.models.items()}
     budget = None if settings.memory is None else int(settings.memory * 1e9)
     dispatcher = Dispatcher(policies, [partial(ProcessWorker, factories, policies, budget)])
-    services = {name: factory(front)() for name, front in served.fronts.items()}
+    services = {name: factory(front)() for name, front in tables.fronts.items()}
     desk = Desk(dispatcher, services, settings.grace)
     return Door(desk, Signer(secret(settings.secret, root())))
 
@@ -89,17 +92,27 @@ class Pages:
     """All pages and endpoints over one queue."""
 
     def __init__(self, door: Door) -> None:
-        self.blocks = Blocks(title="Carpool", analytics_enabled=False, fill_height=True)
+        self.blocks = Blocks(
+            title="Carpool",
+            analytics_enabled=False,
+            fill_height=True,
+            delete_cache=(OFTEN, AGE),
+        )
         forms = [FORMS[name] for name in door.desk.tasks]
         with self.blocks:
             ChatPage(door, self.blocks)
             gr.api(door.identity, api_name="identity", queue=False)
             for form in forms:
                 gr.api(endpoint(door, form), api_name=form.name, concurrency_limit=None)
+                if form.lines:
+                    call = file_endpoint(door, self.blocks, form, form.lines)
+                    gr.api(call, api_name=call.__name__, concurrency_limit=None)
         for form in forms:
             if form.shows:
                 with self.blocks.route(form.title, form.name):
-                    TaskPage(door, self.blocks, form)
+                    page = TaskPage(door, self.blocks, form)
+                    if form.lines:
+                        FilePart(door, self.blocks, page, form)
         self.blocks.queue(api_open=False, default_concurrency_limit=None, max_size=SLOTS)
 
 
@@ -110,6 +123,7 @@ def launch(door: Door, page: Pages, settings: Settings) -> None:
             server_port=settings.port,
             share=settings.share,
             max_threads=SLOTS,
+            max_file_size=BYTES,
             app_kwargs={
                 "lifespan": door.lifespan,
                 "routes": [*guards.ENDS, *door.routes()],

@@ -64,7 +64,7 @@ OWN: dict[str, tuple[str, Model]] = {  # of tasks to which a setting gives a mod
 }
 
 
-def tables(own: Mapping[str, str]) -> Tables:
+def served(own: Mapping[str, str]) -> Tables:
     """What is served; `own` names the tasks for which a setting names a model."""
     made = Tables({"chat": CHAT, "embed": encodes("embed")}, dict(FRONTS))
     for task in own.keys() & OWN.keys():

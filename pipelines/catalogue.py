@@ -11,12 +11,14 @@ from typing import Any
 from pipelines import drawing
 from pipelines.classify import TEMPLATE
 from pipelines.embed import POOLINGS
-from pipelines.forms import Field, Form, Shown
+from pipelines.forms import Field, Form, Lines, Shown
 from pipelines.talk import SAMPLING, Question
 
 FIRST = "max_tokens", "temperature", "top_p", "top_k", "repetition_penalty"
 LATER = "min_p", "presence_penalty", "frequency_penalty"  # came later, and are last for old callers
 MESSAGES = list[dict[str, Any]]
+PLACED = "answer", "score", "start", "end"  # of an answer, and columns of a file
+FILLED = "filled", "words", "scores"  # columns: the text, then words and their scores alike
 
 
 def _question(values: Mapping[str, Any]) -> Question:
@@ -38,6 +40,21 @@ def _classified(result: Mapping[str, Any]) -> str:
 def _filled(result: Mapping[str, Any]) -> str:
     rows = [(n + 1, one["text"]) for n, one in enumerate(result["results"]) if one]
     return drawing.table(("Text", "Filled in"), rows)
+
+
+def _labelled(asked: Mapping[str, Any]) -> Sequence[str]:
+    return "label", "score", *(f"score {label.strip()}" for label in asked["labels"])
+
+
+def _scored(one: Mapping[str, Any], asked: Mapping[str, Any]) -> Sequence[Any]:
+    scores = [one["scores"][label.strip()] for label in asked["labels"]]
+    return one["label"], one["score"], *scores
+
+
+def _words(one: Mapping[str, Any], _: Mapping[str, Any]) -> Sequence[Any]:
+    blanks = [", ".join(each["word"] for each in blank) for blank in one["blanks"]]
+    scores = [each["score"] for blank in one["blanks"] for each in blank]
+    return one["text"], " | ".join(blanks), scores
 
 
 def _answered(result: Mapping[str, Any]) -> str:
@@ -94,6 +111,13 @@ EMBED = Form(
             "trading.\nThe stock market opened lower today.\nBake the bread for forty minutes.",
         ),
     ),
+    lines=Lines(
+        "texts",
+        "vector, a list of numbers",
+        lambda _: ("vector",),
+        lambda one, _: (one,),
+        "embeddings",
+    ),
 )
 CLASSIFY = Form(
     name="classify",
@@ -119,6 +143,7 @@ CLASSIFY = Form(
         ("I was charged twice for my subscription this month.", "billing, delivery, praise"),
         ("The striker scored twice before half time.", "politics, sport, cooking, science"),
     ),
+    lines=Lines("texts", "label, score, and a score for each label", _labelled, _scored),
 )
 ANSWER = Form(
     name="answer",
@@ -145,6 +170,12 @@ ANSWER = Form(
             " books at a time, for three weeks. Late books cost ten cents a day.",
         ),
     ),
+    lines=Lines(
+        "questions",
+        ", ".join(PLACED),
+        lambda _: PLACED,
+        lambda one, _: [one[name] for name in PLACED],
+    ),
 )
 FILL = Form(
     name="fill",
@@ -169,6 +200,7 @@ FILL = Form(
         ("The ___ barked at the postman all morning.",),
         ("She put the cake in the ___ and set the ___ for an hour.",),
     ),
+    lines=Lines("texts", ", ".join(FILLED), lambda _: FILLED, _words),
 )
 SUMMARISE = Form(
     name="summarise",

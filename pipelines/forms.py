@@ -82,6 +82,21 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
+class Lines:
+    """What a task makes of a file of many lines.
+
+    `names` are those of the columns that come beside each line, by what was asked, and `cells` what
+    stands in them, by one of the results.
+    """
+
+    field: str  # which takes the lines
+    about: str  # of the columns, for those who call the endpoint
+    names: Callable[[Mapping[str, Any]], Sequence[str]]
+    cells: Callable[[Any, Mapping[str, Any]], Sequence[Any]]
+    results: str = "results"  # where they stand in what an endpoint gives
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """A task's page and endpoint. Where it streams, its text shows as it grows, and is what an
     endpoint gives.
@@ -96,6 +111,7 @@ class Form:
     shows: tuple[Shown, ...] = ()
     examples: tuple[tuple[Any, ...], ...] = ()
     streams: bool = False
+    lines: Lines | None = None  # of a file, where one may be brought
     ask: Callable[[Mapping[str, Any]], Asked] = Plain
 
     @property

@@ -21,6 +21,7 @@ from queueing.work import Invalid
 
 BYTES = 16_000_000
 LINES = 100_000
+LARGEST = 600_000_000  # bytes of results: vectors of as many lines
 COLUMNS = 1000
 SUFFIXES = {".csv": ",;\t", ".tsv": "\t", ".tab": "\t"}  # of tables, and what may part their cells
 ONE = "\x1f"  # parts the cells of a table with one column, whose texts may hold any other sign
@@ -69,8 +70,9 @@ class Table:
 
     @classmethod
     def read(cls, path: str | Path, column: str | int | None = None, header: bool = True) -> Table:
-        """`column` is a name, or a number from 1; without one, the column that is named as texts
-        are, or the only one. Raises Invalid, with the number of a line where one is to blame.
+        """`column` is a name, or a number from 1, as text too where no column is called so; without
+        one, the column that is named as texts are, or the only one. Raises Invalid, with the number
+        of a line where one is to blame.
         """
         table = opened(path, header)
         place = table.place(column)
@@ -92,8 +94,9 @@ class Table:
                 raise Invalid(f"Say which column has the texts: {self._listed()}.")
             return usual
         given = str(column)
-        found = [i for i, name in enumerate(self.columns) if name == given]
-        found = found or [i for i, name in enumerate(self.columns) if _plain(name) == _plain(given)]
+        found = [i for i, name in enumerate(self.columns) if name == column]
+        if not found and isinstance(column, str):
+            found = [i for i, name in enumerate(self.columns) if _plain(name) == _plain(given)]
         if not found and given.isdecimal() and len(given) < 6:
             found = [i for i in range(len(self.columns)) if i + 1 == int(given)]
         if not found:
@@ -153,8 +156,9 @@ class Table:
 class Results:
     """A CSV that grows: of each line its cells as they came, what was computed, what went wrong.
 
-    Texts of a text file that a spreadsheet would compute get a quote before them. Cells of a CSV
-    go back as they came, since they were in a spreadsheet's file before.
+    Texts that a spreadsheet would compute get a quote before them, those of a text file and those
+    that were made here. Cells of a CSV go back as they came, since they were in a spreadsheet's
+    file before.
     """
 
     def __init__(self, path: str | Path, table: Table, names: Sequence[str]) -> None:
@@ -168,7 +172,7 @@ class Results:
     def write(self, rows: Iterable[tuple[Line, Sequence[Any] | None, str]]) -> None:
         """Append whole rows: lines, their results or None, their errors or nothing."""
         self._write(
-            [*map(self._cell, line.cells), *map(written, result or self._blank), error]
+            [*map(self._cell, line.cells), *map(_safe, result or self._blank), error]
             for line, result, error in rows
         )
 
@@ -178,11 +182,13 @@ class Results:
     def _write(self, rows: Iterable[Sequence[str]]) -> None:
         draft = io.StringIO(newline="")
         csv.writer(draft, delimiter=self._delimiter).writerows(rows)
+        if self._file.tell() + draft.tell() > LARGEST:
+            raise OSError(f"they are larger than {LARGEST:,} bytes, the limit; split the file")
         self._file.write(draft.getvalue())
         self._file.flush()
 
     def _cell(self, text: str) -> str:
-        return f"'{text}" if self._inert and text.startswith(FORMULAS) else text
+        return _safe(text) if self._inert else text
 
 
 def opened(path: str | Path, header: bool = True) -> Table:
@@ -209,8 +215,8 @@ def opened(path: str | Path, header: bool = True) -> Table:
 
 def written(value: Any) -> str:
     """A computed value as a cell: numbers with 6 digits that count, lists of them as JSON."""
-    if isinstance(value, str):
-        return value
+    if isinstance(value, (str, int)):
+        return str(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     return f"[{', '.join(map('{:.6g}'.format, value))}]"
@@ -296,6 +302,12 @@ def _records(content: str, delimiter: str) -> Iterator[Record]:
         except csv.Error as error:
             problem = str(error)
         yield Record(first, reader.line_num, cells, problem)
+
+
+def _safe(value: Any) -> str:
+    """A value as a cell that no spreadsheet computes."""
+    cell = written(value)
+    return f"'{cell}" if isinstance(value, str) and cell.startswith(FORMULAS) else cell
 
 
 def _distinct(taken: Iterable[str], names: Iterable[str]) -> list[str]:

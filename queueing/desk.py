@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, Protocol
 
+from queueing.bulk import Bulk, Progress, Seats
 from queueing.clock import monotonic
 from queueing.dispatcher import Dispatcher
-from queueing.lines import loading_line, restarting_line, running_line, waiting_line
+from queueing.freight import Freight, Haul
+from queueing.lines import carrying_line, loading_line, restarting_line, running_line, waiting_line
 from queueing.people import Person
 from queueing.stream import Stream
-from queueing.work import Front, Full, Invalid, Request, Status, TaskState
+from queueing.work import Card, CarpoolError, Front, Full, Invalid, Request, Status, TaskState
 
 BEAT = 0.9  # seconds: at least one View in each, because only a yield notices a caller that left
 PACE = 1 / 12  # seconds between two Views of one ride, longer when many ride
 SHARE = (
     1 / 150
 )  # seconds of pace that each ride adds: a View costs 1.3 ms, so at most a fifth of a core
+CALM = 0.25  # seconds between two Views of a file
 
 
 class Phase(StrEnum):
@@ -42,6 +47,13 @@ class Phase(StrEnum):
         return self not in (Phase.LOADING, Phase.WAITING, Phase.RUNNING)
 
 
+ENDS = {
+    Status.FINISHED: Phase.FINISHED,
+    Status.CANCELLED: Phase.STOPPED,
+    Status.FAILED: Phase.FAILED,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What a caller may see now: where the request is, in a sentence, and all text so far."""
@@ -50,6 +62,7 @@ class View:
     line: str
     text: str = ""
     result: Any = None  # of what has finished
+    progress: Progress | None = None  # of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,15 @@ class Caller:
     id: str
     tab: str
     gone: bool = False  # cancelled before the call got here
+
+    @property
+    def seat(self) -> str:
+        """What has one file at a time; of an address, which may be many people, a tab."""
+        return self.person.name if self.person.capped else f"{self.person.name} {self.tab}"
+
+
+class Unloaded(CarpoolError):
+    """Raised for a request to a model that could not be brought up."""
 
 
 class Service(Front, Protocol):
@@ -88,12 +110,15 @@ class Ride:
     stopped: bool = False
     forgotten: bool = False
     stream: Stream | None = None
+    bulk: Bulk | None = None  # of a file
     asked: float = field(default_factory=monotonic)
 
     def stop(self) -> None:
         self.stopped = True
         if self.stream is not None:
             self.stream.cancel()
+        if self.bulk is not None:
+            self.bulk.stop()
 
 
 class Desk:
@@ -109,6 +134,7 @@ class Desk:
         self._services = services
         self._grace = grace  # seconds a stream outlives a caller that vanished
         self._rides: dict[str, Ride] = {}
+        self._seats = Seats()
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -129,48 +155,100 @@ class Desk:
         ride.stop()
         return True
 
-    async def follow(self, task: str, payload: Any, caller: Caller) -> AsyncGenerator[View, None]:
+    def follow(self, task: str, payload: Any, caller: Caller) -> AsyncGenerator[View, None]:
         """Views of one request until its end; closing the iterator early counts as leaving."""
-        ride = self._rides[caller.id] = Ride(caller, stopped=caller.gone)
+        ride = Ride(caller, stopped=caller.gone)
+        return self._told(ride, self._views(ride, self._services[task], payload))
+
+    def carry(self, task: str, freight: Freight, caller: Caller) -> AsyncGenerator[View, None]:
+        """The same of a whole file, one a person; it rides when nobody else waits, and ends at once
+        when its caller leaves.
+        """
+        ride = Ride(caller, stopped=caller.gone)
+        return self._told(ride, self._carried(ride, self._services[task], freight))
+
+    async def _told(
+        self, ride: Ride, views: AsyncGenerator[View, None]
+    ) -> AsyncGenerator[View, None]:
+        self._rides[ride.caller.id] = ride
         try:
             yield View(Phase.WAITING, "One moment")
-            async for view in self._views(ride, task, payload):
-                if not ride.forgotten:
-                    yield view
+            async with aclosing(views):
+                async for view in views:
+                    if not ride.forgotten:
+                        yield view
             if ride.forgotten:
                 yield View(Phase.FORGOTTEN, "")
         except (Invalid, Full) as error:
             yield View(Phase.REFUSED, str(error))
+        except Unloaded as error:
+            yield View(Phase.FAILED, str(error))
         finally:
-            del self._rides[caller.id]
+            del self._rides[ride.caller.id]
             self._leave(ride)
 
-    async def _views(self, ride: Ride, name: str, payload: Any) -> AsyncIterator[View]:
-        service = self._services[name]
-        task = service.task
-        self.dispatcher.want(task)
-        state = self.dispatcher.state(task)
-        if state.card is None:  # refused now rather than after it has waited
+    async def _views(
+        self, ride: Ride, service: Service, payload: Any
+    ) -> AsyncGenerator[View, None]:
+        if self._card(service) is None:  # refused now rather than after it has waited
             service.judge(payload)
-        while state.card is None and not ride.stopped:
-            if state.error:
-                yield View(Phase.FAILED, f"The model could not be loaded. {state.error}")
-                return
-            yield View(Phase.LOADING, loading_line(state))
-            await asyncio.sleep(self._pace())
-            state = await self.dispatcher.loaded(task, BEAT - self._pace())
-        if state.card is not None:
-            request = await asyncio.to_thread(service.check, payload, state.card)
+        async with aclosing(self._loading(ride, service.task)) as views:
+            async for view in views:
+                yield view
+        if card := self._card(service):
+            request = await asyncio.to_thread(service.check, payload, card)
         if ride.stopped:
             yield View(Phase.STOPPED, "Stopped before it began")
             return
-        person = ride.caller.person
-        if not person.capped:  # an address may be many people: no cache serves two of their tabs
-            request = replace(request, salt=ride.caller.tab)
-        ride.stream = self.dispatcher.submit(request, person.name, capped=person.capped)
-        async for view in self._stream_views(task, ride.stream):
+        ride.stream = self._submit(request, ride.caller)
+        async for view in self._stream_views(service.task, ride.stream):
             yield view
         yield await self._last(service, request, ride)
+
+    async def _carried(
+        self, ride: Ride, service: Service, freight: Freight
+    ) -> AsyncGenerator[View, None]:
+        caller = ride.caller
+        with self._seats.taken(caller.seat):
+            total = await asyncio.to_thread(freight.open)
+            await asyncio.to_thread(freight.prove, service.judge)
+            async with aclosing(self._loading(ride, service.task)) as views:
+                async for view in views:
+                    yield view
+            if card := self._card(service):
+                check = partial(service.check, card=card)
+                await asyncio.to_thread(freight.prove, check)
+            if ride.stopped or card is None:
+                yield View(Phase.STOPPED, "Stopped before it began")
+                return
+            haul = Haul(freight, check, service.finish, partial(self._submit, caller=caller))
+            ride.bulk = Bulk(freight, total, haul)
+            async with aclosing(ride.bulk.run()) as news:
+                due = monotonic()
+                async for progress in news:
+                    if progress.status.terminal or monotonic() >= due:
+                        due = monotonic() + max(CALM, self._pace())
+                        yield self._carrying(service.task, progress)
+
+    async def _loading(self, ride: Ride, task: str) -> AsyncGenerator[View, None]:
+        """Until the model is there or the ride is stopped; raises Unloaded."""
+        self.dispatcher.want(task)
+        state = self.dispatcher.state(task)
+        while state.card is None and not ride.stopped:
+            if state.error:
+                raise Unloaded(f"The model could not be loaded. {state.error}")
+            yield View(Phase.LOADING, loading_line(state))
+            await asyncio.sleep(self._pace())
+            state = await self.dispatcher.loaded(task, BEAT - self._pace())
+
+    def _card(self, service: Service) -> Card | None:
+        return self.dispatcher.state(service.task).card
+
+    def _submit(self, request: Request, caller: Caller) -> Stream:
+        person = caller.person
+        if not person.capped:  # an address may be many people: no cache serves two of their tabs
+            request = replace(request, salt=caller.tab)
+        return self.dispatcher.submit(request, person.name, capped=person.capped)
 
     async def _stream_views(self, task: str, stream: Stream) -> AsyncIterator[View]:
         version = stream.version
@@ -188,6 +266,13 @@ class Desk:
         if state.away:
             return View(Phase.LOADING, restarting_line(state, stream), stream.text)
         return View(Phase.RUNNING, running_line(stream), stream.text)
+
+    def _carrying(self, task: str, progress: Progress) -> View:
+        state, phase = self.dispatcher.state(task), ENDS.get(progress.status, Phase.RUNNING)
+        if phase is Phase.RUNNING and (state.card is None or state.away):
+            line = loading_line(state, "Your file goes on after that")
+            return View(Phase.LOADING, line, progress=progress)
+        return View(phase, carrying_line(progress), progress=progress)
 
     async def _last(self, service: Service, request: Request, ride: Ride) -> View:
         stream = ride.stream

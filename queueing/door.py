@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from queueing.desk import Caller, Desk, Phase, View
+from queueing.freight import Freight
 from queueing.lines import badge
 from queueing.people import Person, Signer
 
@@ -52,10 +53,18 @@ class Door:
             ending = self.desk.dispatcher.close()
             asyncio.run_coroutine_threadsafe(ending, self._loop).result(timeout)
 
-    async def follow(self, task: str, payload: Any, caller: Caller) -> AsyncGenerator[View, None]:
-        """The one handler: views of a call to its end. An error of ours becomes a sentence."""
+    def follow(self, task: str, payload: Any, caller: Caller) -> AsyncGenerator[View, None]:
+        """The one handler: views of a call to its end."""
+        return self._kept(self.desk.follow(task, payload, caller))
+
+    def carry(self, task: str, freight: Freight, caller: Caller) -> AsyncGenerator[View, None]:
+        """The same for a file of many lines."""
+        return self._kept(self.desk.carry(task, freight, caller))
+
+    async def _kept(self, views: AsyncGenerator[View, None]) -> AsyncGenerator[View, None]:
+        """An error of ours becomes a sentence."""
         try:
-            async with aclosing(self.desk.follow(task, payload, caller)) as views:
+            async with aclosing(views):
                 async for view in views:
                     yield view
         except Exception:

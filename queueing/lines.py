@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 
+from queueing.bulk import Progress
 from queueing.forecast import Place
 from queueing.stream import Stream
 from queueing.work import Status, TaskState
@@ -43,6 +44,31 @@ def running_line(stream: Stream) -> str:
     return f"{doing}, {'alone' if stream.riders == 1 else f'{stream.riders} share'} in this batch"
 
 
+def carrying_line(progress: Progress) -> str:
+    """Of a file: how many lines are done and how many of them failed, and what is left."""
+    done, total = progress.done, progress.total
+    where = f"{done:,} of {total:,} lines" if done < total else lined(total)
+    if progress.failed:
+        where += f", {progress.failed:,} with an error"
+    if progress.status is Status.FINISHED:
+        return f"{where}, in {spell(progress.seconds)}"
+    if progress.status is not Status.RUNNING:
+        why = "" if progress.status is Status.CANCELLED else f". {progress.error}"
+        return f"Stopped after {where}{why}"
+    if progress.eta is None or not done:
+        return f"{where} so far; those who wait for an answer come first"
+    return f"{where}, about {spell(progress.eta)} left"
+
+
+def lined(lines: int) -> str:
+    return "1 line" if lines == 1 else f"{lines:,} lines"
+
+
+def bar(fraction: float) -> str:
+    """How much is done, drawn; HTML in one line."""
+    return f'<div class="bar"><b style="width: {fraction:.0%}"></b></div>'
+
+
 def spell(seconds: float) -> str:
     """A duration in the words of a waiting room."""
     if seconds < 1:
@@ -69,5 +95,5 @@ def badge(state: TaskState) -> str:
         return dot("ready", f"{name}, {said.get('path')}" if why else name, why)
     if state.error:
         return dot("failed", state.error)
-    bar = f'<div class="bar"><b style="width: {state.fraction:.0%}"></b></div>'
-    return dot("loading", f"{state.text.rstrip('.')}, {state.fraction:.0%}") + bar
+    line = f"{state.text.rstrip('.')}, {state.fraction:.0%}"
+    return dot("loading", line) + bar(state.fraction)

@@ -13,7 +13,9 @@ from typing import Any, TypeAlias
 from queueing.work import Invalid
 
 BODY = 16_000_000  # bytes of one HTTP request
+AROUND = 65_536  # more where it carries a file, which has names and lines around it
 DEEPEST = 100  # lists and objects inside one another
+ADDRESSES = "http://", "https://"  # of files that Gradio would fetch, however large
 DIGITS = 4300  # of a whole number, the most that Python reads
 ASK = 'send an object such as {"data": ["Hello"]} with the header content-type: application/json.'
 
@@ -40,8 +42,10 @@ class Gate:
             return
         headers = dict(scope["headers"])
         try:
-            body = await self._read(headers.get(b"content-length", b"0"), receive)
-            if body and b"json" in headers.get(b"content-type", b""):
+            kind = headers.get(b"content-type", b"")
+            most = self.most + (AROUND if kind.startswith(b"multipart/form-data") else 0)
+            body = await self._read(headers.get(b"content-length", b"0"), receive, most)
+            if body and b"json" in kind:
                 body = opened(body)
         except Invalid as error:
             await _refuse(413 if isinstance(error, TooLong) else 400, str(error), send)
@@ -49,9 +53,9 @@ class Gate:
         if body is not None:
             await self.app(scope, _again(body, receive), send)
 
-    async def _read(self, length: bytes, receive: Receive) -> bytes | None:
+    async def _read(self, length: bytes, receive: Receive, most: int) -> bytes | None:
         """The whole body, or None of a caller who hung up before its end."""
-        self._check(int(length) if length.isdigit() else 0)
+        _check(int(length) if length.isdigit() else 0, most)
         parts, size, more = [], 0, True
         while more:
             message = await receive()
@@ -59,13 +63,14 @@ class Gate:
                 return None
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            self._check(size)
+            _check(size, most)
             more = message.get("more_body", False)
         return b"".join(parts)
 
-    def _check(self, size: int) -> None:
-        if size > self.most:
-            raise TooLong(f"The request body has {size:,} bytes; at most {self.most:,} are taken.")
+
+def _check(size: int, most: int) -> None:
+    if size > most:
+        raise TooLong(f"The request body has {size:,} bytes; at most {most:,} are taken.")
 
 
 async def _refuse(status: int, text: str, send: Send) -> None:
@@ -142,7 +147,9 @@ def misshapen(errors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shaped(values: Sequence[Any], defaults: Mapping[str, Any]) -> list[Any]:
-    """The values in order, missing ones by default; raises Invalid when too many."""
+    """The values in order, missing ones by default; raises Invalid when too many, or for a file
+    that lies elsewhere.
+    """
     if len(values) > len(defaults):
         raise Invalid(f"data has {len(values)} values; at most {len(defaults)} are taken.")
     return [_clean(value) for value in (*values, *list(defaults.values())[len(values) :])]
@@ -153,5 +160,7 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str) and not value.isascii():
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
+        if "meta" in value and str(value.get("path")).startswith(ADDRESSES):
+            raise Invalid("A file is given by its address, from which nothing is fetched; send it.")
         return {_clean(key): _clean(item) for key, item in value.items()}
     return [_clean(item) for item in value] if isinstance(value, list) else value

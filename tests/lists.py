@@ -35,6 +35,8 @@ class ListJob:
 
     items: tuple[str, ...]
     errors: tuple[tuple[int, str], ...] = ()
+    cut: tuple[tuple[int, int], ...] = ()
+    notes: Any = None
 
     def request(self, **fields: Any) -> Request:
         return Request("lists", self, (work(self.items),), **fields)
