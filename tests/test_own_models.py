@@ -21,7 +21,7 @@ import transformers
 from encoder_bench import Bench, Loaded, run
 from tiny_encoders import BERT, BYTES, CONTEXT, NAMES, ROBERTA, write_words
 
-from pipelines import FRONTS, OWN, factory, tables
+from pipelines import FRONTS, OWN, factory, served
 from pipelines.entail import EntailFront
 from pipelines.extract import LONGEST, ExtractFront, windows
 from pipelines.mask import MaskFront
@@ -506,15 +506,15 @@ def test_a_model_without_a_mask_is_refused_in_words(tmp_path: Path) -> None:
 
 def test_a_setting_brings_a_model_and_a_front_of_its_own() -> None:
     own = dict.fromkeys(("classify", "answer", "fill"), "a-model")
-    served = tables(own)
+    served = served(own)
     assert set(served.models) == {"chat", "embed", *own}
     for task in own:
         front = factory(served.fronts[task])()
         assert front.task == task
         assert served.models[task].pipeline[1] == {"task": task}
         assert not served.models[task].policy.preload
-        assert tables({}).fronts[task] == FRONTS[task] != OWN[task][0]
-    assert tables({}).models["embed"].policy.preload
+        assert served({}).fronts[task] == FRONTS[task] != OWN[task][0]
+    assert served({}).models["embed"].policy.preload
 
 
 def test_a_summary_says_how_many_and_what_was_left_out(bench: Bench) -> None:

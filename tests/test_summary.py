@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from text_models import write_model
 from tiny_seq2seq import END, LENGTH, tokenizer, write, write_words
 
-from pipelines import OWN, factory, tables
+from pipelines import OWN, factory, served
 from pipelines.chat import ChatResult
 from pipelines.seq2seq import Seq2SeqPipeline
 from pipelines.summary import SummaryFront
@@ -109,7 +109,7 @@ def test_a_result_says_how_much_was_read_and_how_it_ended(card: Card) -> None:
 
 
 def test_a_setting_gives_summaries_a_model_of_their_own() -> None:
-    plain, own = tables({}), tables({"summarise": "some/t5"})
+    plain, own = served({}), served({"summarise": "some/t5"})
     assert "summarise" not in plain.models
     assert own.models["summarise"].policy.preload is False
     assert isinstance(factory(own.fronts["summarise"])(), SummaryFront)

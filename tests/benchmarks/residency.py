@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from pipelines import Model, factory, tables
+from pipelines import Model, factory, served
 from queueing.desk import Service
 from queueing.dispatcher import Dispatcher
 from queueing.process import ProcessWorker
@@ -105,7 +105,7 @@ def growth(bytes: Sequence[int]) -> float:
 
 def main() -> None:
     turns = int(sys.argv[1]) if len(sys.argv) > 1 else TURNS
-    made = tables({})
+    made = served({})
     narrow = Narrow(made.models, {name: made.fronts[name] for name in ASKED})
     seen = asyncio.run(narrow.alternate(ASKED, turns))
     shown = [seen.bytes[place] for place in range(0, turns, max(turns // 10, 1))]
