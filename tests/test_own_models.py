@@ -506,13 +506,13 @@ def test_a_model_without_a_mask_is_refused_in_words(tmp_path: Path) -> None:
 
 def test_a_setting_brings_a_model_and_a_front_of_its_own() -> None:
     own = dict.fromkeys(("classify", "answer", "fill"), "a-model")
-    served = served(own)
-    assert set(served.models) == {"chat", "embed", *own}
+    found = served(own)
+    assert set(found.models) == {"chat", "embed", *own}
     for task in own:
-        front = factory(served.fronts[task])()
+        front = factory(found.fronts[task])()
         assert front.task == task
-        assert served.models[task].pipeline[1] == {"task": task}
-        assert not served.models[task].policy.preload
+        assert found.models[task].pipeline[1] == {"task": task}
+        assert not found.models[task].policy.preload
         assert served({}).fronts[task] == FRONTS[task] != OWN[task][0]
     assert served({}).models["embed"].policy.preload
 
