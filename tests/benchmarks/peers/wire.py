@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,8 +34,10 @@ class Peer(Protocol):
         ...
 
 
-def serve(make: Any) -> None:
-    """`make(job)` gives a peer; then a round for every line that comes, until there are no more."""
+def serve(make: Any, answer: Callable[[Any, Any], dict[str, Any]] | None = None) -> None:
+    """`make(job)` gives a peer; then an answer for every line that comes, until there are no more;
+    a round of tokens, or what `answer` makes of the peer and the line.
+    """
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
 
@@ -46,15 +48,17 @@ def serve(make: Any) -> None:
     peer = make(json.loads(sys.stdin.readline()))
     say(version=peer.version)
     for line in sys.stdin:
-        order = json.loads(line)
-        asks = [Ask(**fields) for fields in order["asks"]]
-        if order["replay"]:
-            say(times=peer.replay(asks))
-            continue
-        began, spent = time.perf_counter(), _processor(peer)
-        tokens = peer.answer(asks)
-        took = time.perf_counter() - began
-        say(seconds=took, processor=_processor(peer) - spent, tokens=tokens)
+        say(**(answer or _tokens)(peer, json.loads(line)))
+
+
+def _tokens(peer: Any, order: Any) -> dict[str, Any]:
+    asks = [Ask(**fields) for fields in order["asks"]]
+    if order["replay"]:
+        return {"times": peer.replay(asks)}
+    began, spent = time.perf_counter(), _processor(peer)
+    tokens = peer.answer(asks)
+    took = time.perf_counter() - began
+    return {"seconds": took, "processor": _processor(peer) - spent, "tokens": tokens}
 
 
 def _processor(peer: Any) -> float:
