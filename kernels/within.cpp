@@ -129,25 +129,20 @@ class Inside {
 
     template <int R>
     void tile(int64_t line) {
-        for (int r = 0; r < R; ++r)
-            std::memcpy(query + r * of.width,
-                        of.query + (row.start + (line + r) / group) * of.query_step +
-                            (head * group + (line + r) % group) * of.width,
-                        of.width * sizeof(float));
-        const int64_t stride = panels * COLUMNS;
-        const int64_t from = begin(line) / COLUMNS, to = end(line + R - 1);
-        for (int64_t panel = from; panel * COLUMNS < to; ++panel) {
-            Lane totals[R][2] = {};
-            sum_up<R>(keys + panel * COLUMNS * of.width, of.width, query, of.width, 0, of.width,
-                      totals);
-            for (int r = 0; r < R; ++r)
-                for (int i = 0; i < 2; ++i)
-                    store(scores + r * stride + panel * COLUMNS + i * LANE, totals[r][i]);
+        for (int r = 0; r < R; ++r) {
+            const float* own = of.query + (row.start + (line + r) / group) * of.query_step +
+                               (head * group + (line + r) % group) * of.width;
+            for (int64_t d = 0; d < of.width; ++d) query[r * of.width + d] = own[d] * of.scaling;
         }
+        const int64_t stride = panels * COLUMNS, from = begin(line) / COLUMNS;
+        const int64_t to = end(line + R - 1), last = (to + COLUMNS - 1) / COLUMNS;
+        Lane most[R];
+        for (int r = 0; r < R; ++r) most[r] = Lane{} + sink(line + r);
+        for (int64_t panel = from; panel < last; ++panel) score<R>(line, panel, stride, most);
         float whole[R];
-        const int64_t last = (to + COLUMNS - 1) / COLUMNS * COLUMNS;
         for (int r = 0; r < R; ++r)
-            whole[r] = weigh(scores + r * stride, line + r, from * COLUMNS, last);
+            whole[r] = weigh(scores + r * stride, from * COLUMNS, last * COLUMNS, largest(most[r]),
+                             sink(line + r));
         for (int64_t panel = 0; panel < value_panels; ++panel) {
             Lane totals[R][2] = {};
             sum_up<R>(values + panel * COLUMNS * length, length, scores, stride, from * COLUMNS, to,
@@ -163,6 +158,38 @@ class Inside {
         }
     }
 
+    // The scores of R lines with a panel of keys; what a line does not see is NOTHING.
+    template <int R>
+    void score(int64_t line, int64_t panel, int64_t stride, Lane* most) const {
+        Lane totals[R][2] = {};
+        sum_up<R>(keys + panel * COLUMNS * of.width, of.width, query, of.width, 0, of.width, totals);
+        const int64_t first = panel * COLUMNS;
+        const bool seen = begin(line + R - 1) <= first && first + COLUMNS <= end(line);
+        for (int r = 0; r < R; ++r)
+            for (int i = 0; i < 2; ++i) {
+                Lane found = totals[r][i];
+                if (of.softcap != 0.0f) found = capped(found);
+                if (!seen) found = masked(found, line + r, first + i * LANE);
+                store(scores + r * stride + first + i * LANE, found);
+                most[r] = most[r] > found ? most[r] : found;
+            }
+    }
+
+    Lane capped(Lane found) const {
+        for (int i = 0; i < LANE; ++i) found[i] = std::tanh(found[i] / of.softcap) * of.softcap;
+        return found;
+    }
+
+    Lane masked(Lane found, int64_t line, int64_t first) const {
+        const Whole places = Whole{0, 1, 2, 3, 4, 5, 6, 7} + static_cast<int32_t>(first);
+        const int32_t begins = begin(line), ends = end(line);
+        return (places >= begins) & (places < ends) ? found : Lane{} + NOTHING;
+    }
+
+    float sink(int64_t line) const {
+        return of.sinks ? of.sinks[head * group + line % group] : NOTHING;
+    }
+
     template <int R>
     void sum_up(const float* panel, int64_t depth, const float* input, int64_t stride,
                 int64_t first, int64_t last, Lane (*totals)[2]) const {
@@ -172,22 +199,8 @@ class Inside {
     }
 
     // Makes a line's scores from `from` to `to` weights; 1 over their sum.
-    float weigh(float* own, int64_t line, int64_t from, int64_t to) const {
-        const int32_t first = begin(line), last = end(line);
-        const Whole places = {0, 1, 2, 3, 4, 5, 6, 7};
-        if (of.softcap != 0.0f)
-            for (int64_t k = from; k < to; ++k)
-                own[k] = std::tanh(own[k] * of.scaling / of.softcap) * of.softcap / of.scaling;
-        const float sink = of.sinks ? of.sinks[head * group + line % group] : NOTHING;
-        Lane most = Lane{} + sink, total = {};
-        for (int64_t k = from; k < to; k += LANE) {
-            const Whole place = places + static_cast<int32_t>(k);
-            const Whole seen = (place >= first) & (place < last);
-            const Lane score = seen ? load(own + k) * of.scaling : Lane{} + NOTHING;
-            store(own + k, score);
-            most = most > score ? most : score;
-        }
-        const float highest = largest(most);
+    float weigh(float* own, int64_t from, int64_t to, float highest, float sink) const {
+        Lane total = {};
         for (int64_t k = from; k < to; k += LANE) {
             const Lane weight = exponential(load(own + k) - highest);
             store(own + k, weight);
