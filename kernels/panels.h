@@ -61,12 +61,39 @@ struct Half {
 };
 #endif
 
+#ifdef __AVX512BF16__
+#include <vector>
+
+// bfloat16 for products of bfloat16: of each of 16 columns two depths side by side.
+struct Dots {
+    typedef uint32_t Number;
+    static constexpr int64_t STEP = COLUMNS;  // of two depths
+    static constexpr int ROWS = 12;           // of a tile: 12 sums in 32 registers
+};
+
+// Numbers rounded to bfloat16, until the next call of this thread.
+inline const uint32_t* narrowed(const float* from, int64_t count) {
+    static thread_local std::vector<uint32_t> room;
+    if (room.size() < static_cast<size_t>(count / 2 + COLUMNS)) room.resize(count / 2 + COLUMNS);
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        const auto both = _mm512_cvtne2ps_pbh(load<__m512>(from + i + 16), load<__m512>(from + i));
+        std::memcpy(room.data() + i / 2, &both, sizeof both);
+    }
+    float left[32] = {};
+    std::memcpy(left, from + i, (count - i) * sizeof(float));
+    const auto both = _mm512_cvtne2ps_pbh(load<__m512>(left + 16), load<__m512>(left));
+    std::memcpy(room.data() + i / 2, &both, (count - i) * sizeof(uint16_t));
+    return room.data();
+}
+#endif
+
 // A layer's weight as it lies, and where its results begin in a row of the output.
 struct Weight {
     const void* panels;
     const float* bias;  // [columns up to a multiple of 16], or null
     int64_t columns;
-    int64_t format;  // 0 float32, 1 bfloat16, 2 float16
+    int64_t format;  // 0 float32, 1 bfloat16, 2 float16, 3 bfloat16 as `Dots` has it
     int64_t gelu;    // not 0: of the results
 };
 
@@ -101,12 +128,10 @@ inline void add(const Panel<Format>& panel, const float* input, int64_t stride, 
         for (int i = 0; i < 2; ++i) totals[r][i] += sums[r][i];
 }
 
-// `more` is added to the results, or null.
+// The results of R rows; `more` is added to them, or null.
 template <int R, class Format>
-inline void tile(const Panel<Format>& panel, const float* input, const float* more, float* output) {
-    Lane totals[R][2] = {};
-    for (int64_t first = 0; first < panel.depth; first += PART)
-        add<R>(panel, input, panel.depth, first, std::min(first + PART, panel.depth), totals);
+inline void finish(const Panel<Format>& panel, Lane (*totals)[2], const float* more,
+                   float* output) {
     const int64_t bytes = panel.columns * sizeof(float);
     for (int r = 0; r < R; ++r) {
         if (panel.bias)
@@ -123,36 +148,94 @@ inline void tile(const Panel<Format>& panel, const float* input, const float* mo
 }
 
 template <int R, class Format>
-inline void tile_of(int64_t rows, const Panel<Format>& panel, const float* input, const float* more,
+inline void tile(const Panel<Format>& panel, const float* input, const float* more, float* output) {
+    Lane totals[R][2] = {};
+    for (int64_t first = 0; first < panel.depth; first += PART)
+        add<R>(panel, input, panel.depth, first, std::min(first + PART, panel.depth), totals);
+    finish<R>(panel, totals, more, output);
+}
+
+#ifdef __AVX512BF16__
+template <int R>
+inline void tile(const Panel<Dots>& panel, const uint32_t* input, const float* more,
+                 float* output) {
+    __m512 sums[R] = {};
+    const int64_t pairs = panel.depth / 2;
+    for (int64_t k = 0; k < pairs; ++k) {
+        const uint32_t* at = panel.weight + k * Dots::STEP;
+        __builtin_prefetch(at + pairs * Dots::STEP);
+        const auto weights = load<__m512bh>(at);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r)
+            sums[r] = _mm512_dpbf16_ps(
+                sums[r], (__m512bh)_mm512_set1_epi32(input[r * pairs + k]), weights);
+    }
+    Lane totals[R][2];
+    std::memcpy(totals, sums, sizeof totals);
+    finish<R>(panel, totals, more, output);
+}
+#endif
+
+template <int R, class Format, class Input>
+inline void tile_of(int64_t rows, const Panel<Format>& panel, const Input* input, const float* more,
                     float* output) {
     if (rows == R) return tile<R>(panel, input, more, output);
     if constexpr (R > 1) tile_of<R - 1>(rows, panel, input, more, output);
 }
 
-// The columns of one panel, of all rows.
-template <class Format>
-void multiply(const Weight& weight, int64_t index, const float* input, const float* more,
-              float* output, int64_t rows, int64_t depth, int64_t width) {
+// The columns of one panel, of all rows, of which `step` numbers of a kind are one.
+template <int HIGHEST, class Format, class Input>
+void multiply(const Weight& weight, int64_t index, const Input* input, int64_t step,
+              const float* more, float* output, int64_t rows, int64_t depth, int64_t width) {
     const int64_t column = index * COLUMNS;
     const auto* numbers = static_cast<const typename Format::Number*>(weight.panels);
-    const Panel<Format> panel = {numbers + index * depth * Format::STEP,
+    const Panel<Format> panel = {numbers + index * step * Format::STEP,
                                  weight.bias ? weight.bias + column : nullptr, depth,
                                  std::min(COLUMNS, weight.columns - column), width, weight.gelu != 0};
     // Tiles of equal height, as a low one takes nearly as long as a full one.
     int64_t row = 0;
-    for (int64_t tiles = (rows + ROWS - 1) / ROWS; tiles > 0; --tiles) {
+    for (int64_t tiles = (rows + HIGHEST - 1) / HIGHEST; tiles > 0; --tiles) {
         const int64_t some = (rows - row + tiles - 1) / tiles;
         const int64_t at = row * width + column;
-        tile_of<ROWS>(some, panel, input + row * depth, more ? more + at : nullptr, output + at);
+        tile_of<HIGHEST>(some, panel, input + row * step, more ? more + at : nullptr, output + at);
         row += some;
     }
 }
 
-constexpr decltype(&multiply<Single>) BY_FORMAT[] = {
-    multiply<Single>, multiply<Brain>,
-#ifdef __F16C__
-    multiply<Half>,
+// Rows as a format's products take them.
+struct Input {
+    const float* whole;
+    const uint32_t* narrow;  // or null
+    int64_t depth;
+
+    Input(int64_t format, const float* rows, int64_t count, int64_t depth)
+        : whole(rows), narrow(nullptr), depth(depth) {
+#ifdef __AVX512BF16__
+        if (format == 3) narrow = narrowed(rows, count * depth);
 #endif
+    }
+
+    void multiply_by(const Weight& weight, int64_t index, const float* more, float* output,
+                     int64_t rows, int64_t width) const {
+        switch (weight.format) {
+#ifdef __AVX512BF16__
+            case 3:
+                return multiply<Dots::ROWS, Dots>(weight, index, narrow, depth / 2, more, output,
+                                                  rows, depth, width);
+#endif
+#ifdef __F16C__
+            case 2:
+                return multiply<ROWS, Half>(weight, index, whole, depth, more, output, rows, depth,
+                                            width);
+#endif
+            case 1:
+                return multiply<ROWS, Brain>(weight, index, whole, depth, more, output, rows,
+                                             depth, width);
+            default:
+                return multiply<ROWS, Single>(weight, index, whole, depth, more, output, rows,
+                                              depth, width);
+        }
+    }
 };
 
 inline int64_t panels_of(const Weight& weight) { return (weight.columns + COLUMNS - 1) / COLUMNS; }
@@ -178,13 +261,13 @@ struct Product {
     void make(int64_t index, int64_t panels, int64_t row, int64_t rows) const {
         int64_t at = row * width;
         const Weight* weight = weights;
+        const Input own(weight->format, input + row * depth, rows, depth);
         for (; panels > 0; --panels, ++index) {
             for (; index >= panels_of(*weight); ++weight) {
                 index -= panels_of(*weight);
                 at += weight->columns;
             }
-            BY_FORMAT[weight->format](*weight, index, input + row * depth,
-                                      more ? more + at : nullptr, output + at, rows, depth, width);
+            own.multiply_by(*weight, index, more ? more + at : nullptr, output + at, rows, width);
         }
     }
 };

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kernels.linear import rounds
 from pipelines import encoder, proof
 from pipelines.encoder import Encoder, Reading, Way
 from pipelines.fetch import Unprepared, quiet
@@ -62,15 +63,22 @@ class Brought:
 
 
 def bring(folder: Path, head: Head, device: torch.device, dtype: torch.dtype) -> Brought:
-    """Load, prove and choose the path."""
-    model = _model(folder, head.head, dtype).to(device).eval()
+    """Load, prove and choose the path.
+
+    Where a host's processor multiplies bfloat16, that is all that is rounded: the rest is float32.
+    """
+    rounded = dtype == torch.bfloat16 and device.type == "cpu" and rounds()
+    model = _model(folder, head.head, torch.float32 if rounded else dtype).to(device).eval()
     held = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
     ways: tuple[Way, ...] = (
-        (lambda packed: prepack(packed.model), undo),
+        (lambda packed: prepack(packed.model, rounded), undo),
         (lambda packed: shorten(packed.model, packed.shapes), restore),
     )
     try:
-        found, why = encoder.prove(model, head, _items(model.config, head), ways)
+        items = _items(model.config, head)
+        found, why = encoder.prove(model, head, items, ways, rounded)
+        if why and rounded:
+            found, why = encoder.prove(model.to(dtype), head, items, ways)
     except proof.REFUSALS as error:
         proof.unless_memory(error)
         raise Unprepared(

@@ -18,15 +18,16 @@ from kernels.linear import linear
 ROWS = 32  # oneDNN's layout is chosen for calls of about so many tokens; others use it as well
 
 
-def prepack(model: nn.Module) -> dict[Any, nn.Parameter]:
+def prepack(model: nn.Module, rounded: bool = False) -> dict[Any, nn.Parameter]:
     """Lay out all plain linear layers that lie on a host; returns them with their own weights.
+    `rounded`: they multiply in bfloat16, where the processor does.
 
     When these are let go, so is their memory; whoever shares one, such as an embedding, keeps it.
     """
     weights: dict[Any, nn.Parameter] = {}
     layers: list[Any] = [module for module in model.modules() if _suits(module)]
     for layer in layers:
-        forward = linear(layer.weight, layer.bias) or _by_onednn(layer)
+        forward = linear(layer.weight, layer.bias, rounded) or _by_onednn(layer)
         if forward is not None:
             weights[layer] = layer.weight
             layer.forward = forward

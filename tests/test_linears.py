@@ -98,6 +98,26 @@ def test_a_row_is_the_same_bits_alone_in_company_and_with_any_threads(
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("columns", "depth"), WIDTHS)
+def test_a_rounded_layer_rounds_rows_and_weights_where_the_processor_multiplies_so(
+    library: ctypes.CDLL, columns: int, depth: int, biased: bool
+) -> None:
+    torch.manual_seed(columns + depth)
+    weight, bias = torch.randn(columns, depth), torch.randn(columns) if biased else None
+    forward = linear(weight, bias, rounded=True)
+    assert forward is not None
+    rows = torch.randn(70, depth)
+    together = forward(rows)
+    able = bool(library.carpool_multiplies_bfloat16()) and depth % 2 == 0
+    parts = [part.bfloat16().double() if able else part.double() for part in (rows, weight)]
+    exact = F.linear(*parts, None if bias is None else bias.double())
+    torch.testing.assert_close(together, exact.float(), rtol=1e-4, atol=1e-4)
+    for count in (1, 2, 5, 11, 12, 13, 24, 37):
+        assert torch.equal(forward(rows[:count]), together[:count])
+        assert torch.equal(forward(rows[-count:]), together[-count:])
+
+
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_a_weight_takes_two_bytes_if_nothing_is_lost_by_it(
     library: ctypes.CDLL, dtype: torch.dtype
