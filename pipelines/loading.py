@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.linear import rounds
 from pipelines import proof
 from pipelines.alone import AloneModel
 from pipelines.fetch import Unprepared, quiet
@@ -48,7 +49,24 @@ class Loaded:
 
 
 def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> Loaded:
-    """Load, prove and choose the path; packed pages are still to be made."""
+    """Load, prove and choose the path; packed pages are still to be made.
+
+    Where a host's processor multiplies bfloat16, that is all that packed rows round: the rest is
+    float32.
+    """
+    loaded = None
+    if dtype == torch.bfloat16 and device.type == "cpu" and rounds():
+        loaded = _bring(folder, device, torch.float32, page, rounded=True)
+    if loaded is None or loaded.why:
+        loaded = _bring(folder, device, dtype, page)
+    if loaded.why:
+        log.warning("%s runs one row at a time, slower than packed: %s.", folder.name, loaded.why)
+    return loaded
+
+
+def _bring(
+    folder: Path, device: torch.device, dtype: torch.dtype, page: int, rounded: bool = False
+) -> Loaded:
     config = _config(folder)
     limit = _context(config, folder)
     model = _model(folder, dtype).to(device).eval()
@@ -61,20 +79,24 @@ def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> 
         raise Unprepared(
             f"{folder.name} cannot be run ({proof.reason(error)}); choose another model."
         ) from None
-    body, why = _path(folder.name, model, page, limit, rows, wanted)
-    if why:
-        log.warning("%s runs one row at a time, slower than packed: %s.", folder.name, why)
+    body, why = _path(folder.name, model, page, limit, rows, wanted, rounded)
     return Loaded(body, limit, config.vocab_size, _ends(model, config), weights, why)
 
 
 def _path(
-    name: str, model: Any, page: int, context: int, rows: list[list[int]], wanted: list[Tensor]
+    name: str,
+    model: Any,
+    page: int,
+    context: int,
+    rows: list[list[int]],
+    wanted: list[Tensor],
+    rounded: bool,
 ) -> tuple[PackedModel | AloneModel, str]:
     """The first path whose check passes, and why it is not the packed one."""
     packed = PackedModel(model, page)
     try:
         packed.check(rows, wanted)
-        _quicken(packed, rows, wanted, context)
+        _quicken(packed, rows, wanted, context, rounded)
         return packed, ""
     except proof.REFUSALS as error:
         proof.unless_memory(error)
@@ -94,7 +116,11 @@ def _path(
 
 
 def _quicken(
-    packed: PackedModel, rows: list[list[int]], wanted: list[Tensor], context: int
+    packed: PackedModel,
+    rows: list[list[int]],
+    wanted: list[Tensor],
+    context: int,
+    rounded: bool,
 ) -> None:
     """Quicker ways through a host, each kept if the model still says the same, also far into its
     context.
@@ -102,20 +128,21 @@ def _quicken(
     later = max(context - max(proof.LENGTHS), 0)
     far = packed.far(rows, later)
     ways: tuple[tuple[Any, Any], ...] = (
-        (prepack, undo),
+        (lambda model: prepack(model, rounded), undo),
         (lambda model: shorten(model, packed.pages.shapes), restore),
     )
     for take, leave in ways:
         taken = take(packed.model)
         try:
             if taken:
-                proof.must_agree(far, packed.far(rows, later), f"from position {later:,} on")
-                packed.check(rows, wanted)
+                found = packed.far(rows, later)
+                proof.must_agree(far, found, f"from position {later:,} on", rounded=rounded)
+                packed.check(rows, wanted, rounded)
         except proof.REFUSALS as error:
             proof.unless_memory(error)
             log.info("What %s undoes is left: %s", leave.__name__, proof.reason(error))
             leave(taken)
-            packed.check(rows, wanted)
+            packed.check(rows, wanted, rounded)
 
 
 def _config(folder: Path) -> Any:

@@ -96,8 +96,10 @@ class PackedModel:
         return logits if self._selects else logits[kept]
 
     @torch.inference_mode()
-    def check(self, own: list[list[int]], wanted: list[Tensor]) -> None:
-        """Compare rows packed in ragged chunks with the truth; learn the geometry."""
+    def check(self, own: list[list[int]], wanted: list[Tensor], rounded: bool = False) -> None:
+        """Compare rows packed in ragged chunks with the truth; learn the geometry. `rounded`: the
+        model rounds to 16 bits what the truth does not.
+        """
         from transformers import AttentionInterface
 
         config = self.model.config.get_text_config()
@@ -113,7 +115,7 @@ class PackedModel:
         AttentionInterface.register(NAME, attend)
         AttentionInterface.register(_WATCHED, watched)
         attend_by(self.model, _WATCHED)
-        must_agree(wanted, self._in_chunks(own), "packed in chunks")
+        must_agree(wanted, self._in_chunks(own), "packed in chunks", rounded=rounded)
         if windows == {None}:
             _must_see_all(self.model)
         attend_by(self.model, NAME)
