@@ -99,7 +99,7 @@ class Forecast:
         useful = max(call - fixed, USEFUL * call)
         own = min(self.cost(request)[1], useful)
         alive = max(sum(station.alive for station in self._stations), 1)
-        turns = math.ceil((ahead / alive + own) / useful)
+        turns = max((ahead / alive + own) / useful, 1.0)
         return rest + turns * call + sum(calls[task] for task in others)
 
     def _before(self, ticket: Ticket, request: Request) -> bool:

@@ -18,7 +18,7 @@ from tests.worlds import COST, job, world
 PROMISED = 0.2
 CALL = PROMISED / 4
 CAPACITY = (CALL - COST["forward"]) / (COST["row"] + COST["unit"]) / CALL  # requests a second
-SECONDS = 30.0
+SECONDS = 10.0
 LIVELY = Policy(rows=64, latency=PROMISED)
 
 
@@ -43,7 +43,7 @@ def arrive(simulation: Simulation, load: float, seed: int) -> tuple[list[float],
     return [t.ended - t.submitted for t in times if t.ended], refused, count
 
 
-@pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 3.0])
+@pytest.mark.parametrize("load", [0.3, 0.9, 1.0, 1.2, 1.5, 3.0])
 def test_whoever_is_let_in_has_the_answer_in_time_at_any_load(load):
     times, refused, count = arrive(world({"embed": LIVELY}), load, seed=1)
     assert len(times) + len(refused) == count
@@ -51,7 +51,7 @@ def test_whoever_is_let_in_has_the_answer_in_time_at_any_load(load):
     assert all(error.retry_after and "promises" in str(error) for error in refused)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize("load", [0.5, 0.7])
 def test_nobody_is_refused_while_there_is_room(load):
     assert not arrive(world({"embed": LIVELY}), load, seed=2)[1]
 
@@ -64,14 +64,14 @@ def test_under_overload_the_device_stays_full(load):
 
 def test_without_a_promise_the_same_load_queues_for_longer_and_longer():
     times, refused, _ = arrive(world({"embed": Policy(rows=64, target=CALL)}), 1.5, seed=4)
-    assert not refused and percentiles(times)[1] > 5.0
+    assert not refused and percentiles(times)[1] > 2.0
 
 
 def test_background_is_never_refused_for_a_promise():
     simulation = world({"embed": LIVELY})
     arrive(simulation, 0.5, seed=5)
     long = FakeJob(Kind.SINGLE).request(task="embed", priority=Priority.BACKGROUND)
-    streams = [simulation.submit(long, "file") for _ in range(1000)]
+    streams = [simulation.submit(long, "file") for _ in range(300)]
     simulation.run()
     assert {stream.status for stream in streams} == {Status.FINISHED}
 
