@@ -9,17 +9,14 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from tests import test_browser
 from tests.conftest import App
-from tests.test_browser import CHROMIUM, PICTURES, WAIT
+from tests.test_browser import PICTURES, WAIT
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.model,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(CHROMIUM is None, reason="There is no Chromium on this machine."),
-]
+browser = test_browser.browser
+pytestmark = [*test_browser.pytestmark, pytest.mark.model, pytest.mark.timeout(600)]
 RESULTS = {  # by what is seen of the first example
     "embed": ("0.53", ".drawing .heat"),
     "classify": ("billing", "#result"),
@@ -27,15 +24,6 @@ RESULTS = {  # by what is seen of the first example
     "fill": ("The dog barked at the postman all morning.", ".drawing .results"),
     "summarise": ("bridge", "#result textarea"),
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    flags = ["--no-sandbox", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
