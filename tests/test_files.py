@@ -473,9 +473,8 @@ def alike(rows: Sequence[dict[str, str]], one_by_one: Sequence[dict[str, Any]]) 
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
-def test_a_file_through_the_real_model_gets_what_a_list_gets(launch: Launch, write: Write) -> None:
-    app = launch(CARPOOL_PIPELINE="text", CARPOOL_CACHE="", CARPOOL_DTYPE="float32")
-    client = Client(app.url, verbose=False, httpx_kwargs={"timeout": 120})
+def test_a_file_through_the_real_model_gets_what_a_list_gets(real_app: App, write: Write) -> None:
+    client = Client(real_app.url, verbose=False, httpx_kwargs={"timeout": 120})
     topics = ("The goalkeeper saved a penalty", "Fry the onions in butter", "The bank cut rates")
     texts = [f"{topics[n % 3]}, for the {n}th time." for n in range(600)]
     labels = ["sport", "cooking", "money"]
