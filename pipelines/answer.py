@@ -56,14 +56,14 @@ class AnswerFront:
             asked([*found, *parts], pool(card.details["pooling"], True)),
             bad,
             cuts([place for place, _ in good], found),
-            (document, tuple(places)),
+            (document, tuple(places), sum(part.cut > 0 for part in parts)),
         )
         return job.request(self.task, KEY)
 
     def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
         """For each question the nearest sentence, where it stands, and those after it."""
         job: ItemsJob = request.payload
-        document, places = job.notes
+        document, places, partly = job.notes
         count = len(result) - len(places)
         vectors = numpy.stack(result)
         near = vectors[:count] @ vectors[count:].T  # [questions, sentences]
@@ -72,11 +72,14 @@ class AnswerFront:
             order = numpy.argsort(-row, kind="stable")[: 1 + OTHERS]
             best, *others = (_told(document, places[n], float(row[n])) for n in order)
             answers.append({**best, "others": others})
-        return {"results": merged(job, answers), "tokens": job.tokens, **remarks(job)}
+        found = {"results": merged(job, answers), "tokens": job.tokens, "sentences_cut": partly}
+        return found | remarks(job)
 
     def summary(self, result: Any, took: float, ran: float) -> str:
         """How many, how fast, and what was left out."""
-        return summed(result, took)
+        partly = result["sentences_cut"]
+        words = f" · {counted(partly, 'sentence')} read only as far as the model takes"
+        return summed(result, took) + (words if partly else "")
 
 
 def checked(

@@ -151,7 +151,8 @@ ANSWER = Form(
     about="""Answer questions from a document you send: the sentence that says it, where it stands.
 
     Gives {"results": for each question {"answer", "score", "start", "end", "others"}, or null where
-    it was none, "tokens", "errors", "cut"}; start and end are characters of the document.""",
+    it was none, "tokens", "errors", "cut"}; start and end are characters of the document.
+    "sentences_cut": how many sentences were longer than the model takes.""",
     intro="Paste a document and ask; the sentence that answers is marked. Nothing is made up.",
     verb="Ask",
     fields=(

@@ -89,6 +89,11 @@ def test_the_sentence_that_answers_is_told_with_its_place(client: Client) -> Non
         assert LIBRARY[each["start"] : each["end"]] == each["answer"]
 
 
+def test_a_sentence_beyond_the_model_is_not_cut_silently(client: Client) -> None:
+    found = client.predict(["Who?"], "A short one. " + "word " * 3000, api_name="/answer")
+    assert found["sentences_cut"] == 1 and len(found["results"][0]["others"]) == 1
+
+
 def test_blanks_are_filled_by_the_whole_text(client: Client) -> None:
     texts = ["The ___ barked at the postman all morning.", "No blank here.", "[MASK] is in France."]
     found = client.predict(texts, ["dog", "Paris", "cake"], api_name="/fill")
