@@ -15,7 +15,7 @@ import numpy
 
 from pipelines.chat import counted
 from pipelines.checks import fields, text, texts
-from pipelines.embed import KEY, asked, cuts, left_out, merged, pool, remarks
+from pipelines.embed import KEY, Read, asked, left_out, merged, pool, remarked, remarks
 from pipelines.oneshot import ItemsJob
 from pipelines.sentences import sentences
 from pipelines.texts import texts as tokenizer
@@ -52,18 +52,16 @@ class AnswerFront:
         tokens = tokenizer(card.details["folder"], card.limits["context"])
         found = tokens.singles([text for _, text in good])
         parts = tokens.singles(led(document, places))
-        job = ItemsJob(
-            asked([*found, *parts], pool(card.details["pooling"], True)),
-            bad,
-            cuts([place for place, _ in good], found),
-            (document, tuple(places), sum(part.cut > 0 for part in parts)),
-        )
+        ask = pool(card.details["pooling"], True)
+        notes = document, tuple(places), partly(places, parts)
+        job = ItemsJob(asked([*found, *parts], ask), bad, notes=notes)
+        job = remarked(job, [place for place, _ in good], found)
         return job.request(self.task, KEY)
 
     def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
         """For each question the nearest sentence, where it stands, and those after it."""
         job: ItemsJob = request.payload
-        document, places, partly = job.notes
+        document, places, partly_read = job.notes
         count = len(result) - len(places)
         vectors = numpy.stack(result)
         near = vectors[:count] @ vectors[count:].T  # [questions, sentences]
@@ -72,14 +70,12 @@ class AnswerFront:
             order = numpy.argsort(-row, kind="stable")[: 1 + OTHERS]
             best, *others = (_told(document, places[n], float(row[n])) for n in order)
             answers.append({**best, "others": others})
-        found = {"results": merged(job, answers), "tokens": job.tokens, "sentences_cut": partly}
-        return found | remarks(job)
+        found = {"results": merged(job, answers), "tokens": job.tokens}
+        return found | remarks(job) | {"partly_read": list(partly_read)}
 
     def summary(self, result: Any, took: float, ran: float) -> str:
         """How many, how fast, and what was left out."""
-        partly = result["sentences_cut"]
-        words = f" · {counted(partly, 'sentence')} read only as far as the model takes"
-        return summed(result, took) + (words if partly else "")
+        return summed(result, took)
 
 
 def checked(
@@ -106,10 +102,21 @@ def led(document: str, places: Sequence[tuple[int, int]]) -> list[str]:
     return found
 
 
+def partly(places: Sequence[tuple[int, int]], found: Sequence[Read]) -> tuple[dict[str, int], ...]:
+    """Where in a document the model does not read all: tokens cut off, words it does not know."""
+    return tuple(
+        {"start": begin, "end": end, "cut": text.cut, "unknown": text.unknown}
+        for (begin, end), text in zip(places, found, strict=True)
+        if text.cut or text.unknown
+    )
+
+
 def summed(result: Mapping[str, Any], took: float) -> str:
     """A line for a page."""
     count = sum(each is not None for each in result["results"])
-    return f"{counted(count, 'question')} in {took:.1f} s{left_out(result)}"
+    places = len(result["partly_read"])
+    words = f" · {counted(places, 'place')} of the document read in part" if places else ""
+    return f"{counted(count, 'question')} in {took:.1f} s{left_out(result)}{words}"
 
 
 def _told(document: str, place: tuple[int, int], score: float) -> dict[str, Any]:

@@ -17,11 +17,10 @@ from pipelines.forms import Form, Lines
 from pipelines.tables import BYTES, Line, Results, Table
 from queueing.work import Invalid
 
-MISSING = (
-    f"There is no file; bring a CSV or text file of at most {BYTES:,} bytes. "
-    'Programs send one with gradio_client.handle_file("name.csv").'
-)
-CUT = "cut"  # the column that says how many tokens of a line were too many for the model
+MISSING = f"There is no file; bring a CSV or text file of at most {BYTES:,} bytes."
+# Columns: of a line, how many tokens were too many for the model, and how many words it does not
+# know.
+CUT, UNKNOWN = "cut", "unknown"
 NAME = 40  # characters of a file's name that its results keep
 
 
@@ -76,10 +75,11 @@ class Brought:
     def rows(self, result: Mapping[str, Any]) -> list[Sequence[Any]]:
         """What stands beside each line whose text was computed."""
         cut = {each["index"]: each["tokens"] for each in result["cut"]}
+        unknown = {each["index"]: each["words"] for each in result["unknown"]}
         found = enumerate(result[self._lines.results])
         cells = self._lines.cells
         return [
-            (*cells(one, self._asked), cut.get(place, ""))
+            (*cells(one, self._asked), cut.get(place, ""), unknown.get(place, ""))
             for place, one in found
             if one is not None
         ]
@@ -118,7 +118,7 @@ class Brought:
         folder.mkdir(parents=True)
         stem = self._source.stem.lstrip(".")[:NAME] if self._source else ""
         self._path = folder / f"{stem} {self._form.title.lower()}.csv"
-        return Results(self._path, self._read, [*self._lines.names(self._asked), CUT])
+        return Results(self._path, self._read, [*self._lines.names(self._asked), CUT, UNKNOWN])
 
     def _of_line(self, line: Line, error: str) -> str:
         """A front names a text by its place in a request, a table by its line."""

@@ -32,14 +32,19 @@ def _first(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _classified(result: Mapping[str, Any]) -> str:
-    rows = [(n + 1, one["label"], one["score"]) for n, one in enumerate(result["results"]) if one]
+def _classified(seen: Mapping[str, Any]) -> str:
+    pairs = zip(seen["texts"], seen["results"], strict=True)
+    rows = [(drawing.short(text), one["label"], one["score"]) for text, one in pairs if one]
     return drawing.table(("Text", "Label", "Score"), rows) if len(rows) > 1 else ""
 
 
-def _filled(result: Mapping[str, Any]) -> str:
-    rows = [(n + 1, one["text"]) for n, one in enumerate(result["results"]) if one]
-    return drawing.table(("Text", "Filled in"), rows)
+def _vectors(seen: Mapping[str, Any]) -> Sequence[Any]:
+    vectors: Sequence[Any] = seen["embeddings"]
+    return vectors[: drawing.MOST]
+
+
+def _filled(seen: Mapping[str, Any]) -> str:
+    return drawing.table(("Filled in",), [(one["text"],) for one in seen["results"] if one])
 
 
 def _labelled(asked: Mapping[str, Any]) -> Sequence[str]:
@@ -57,13 +62,13 @@ def _words(one: Mapping[str, Any], _: Mapping[str, Any]) -> Sequence[Any]:
     return one["text"], " | ".join(blanks), scores
 
 
-def _answered(result: Mapping[str, Any]) -> str:
-    rows = []
-    for place, one in enumerate(result["results"]):
-        if one is not None:
-            others = one.get("others", ())
-            rows += [(place + 1, each["answer"], each["score"]) for each in (one, *others)]
-    return drawing.table(("Question", "Sentence", "Score"), rows)
+def _answered(seen: Mapping[str, Any]) -> str:
+    rows = [
+        (drawing.short(question), each["answer"] or "nothing", each["score"])
+        for question, one in zip(seen["questions"], seen["results"], strict=True)
+        for each in ((one, *one["others"]) if one else ())
+    ]
+    return drawing.table(("Question", "Answer", "Score"), rows)
 
 
 CHAT = Form(
@@ -91,9 +96,10 @@ EMBED = Form(
     about="""Turn texts into vectors that are near one another where the texts mean alike.
 
     Gives {"embeddings": a list of numbers for each text, or null where it was none, "dimensions",
-    "tokens", "model", "errors": [{"index", "error"}], "cut": [{"index", "tokens"}]}. A text beyond
-    the model's limit is cut, and "cut" says by how many tokens. pooling: mean, cls or last; without
-    it, as the model was trained.""",
+    "tokens", "model", "errors": [{"index", "error"}], "cut": [{"index", "tokens"}], "unknown":
+    [{"index", "words"}]}, and before it {"status"} while it waits. A text beyond the model's limit
+    is cut, and "cut" says by how many tokens; "unknown" says how many words of a text the model
+    does not know. pooling: mean, cls or last; without it, as the model was trained.""",
     intro="How near in meaning are these texts? A line each.",
     verb="Compare",
     fields=(
@@ -103,7 +109,7 @@ EMBED = Form(
     ),
     shows=(
         Shown("drawing", "How alike", lambda seen: drawing.heat(seen, seen["texts"])),
-        Shown("data", "Vectors", lambda seen: seen["embeddings"]),
+        Shown("data", f"Vectors, of the first {drawing.MOST} texts", _vectors),
     ),
     examples=(
         (
@@ -125,8 +131,8 @@ CLASSIFY = Form(
     about="""Say which of your own labels fits each text, without training.
 
     Gives {"results": for each text {"label", "score", "scores": {label: score}}, or null where it
-    was none, "tokens", "errors", "cut"}. The template makes a sentence of a label, in place of {}.
-    multi: several labels may be right, and each is scored by itself.""",
+    was none, "tokens", "errors", "cut", "unknown"}. The template makes a sentence of a label, in
+    place of {}. multi: several labels may be right, and each is scored by itself.""",
     intro="Labels of your own, no training. One text, or one a line.",
     verb="Classify",
     fields=(
@@ -148,12 +154,13 @@ CLASSIFY = Form(
 ANSWER = Form(
     name="answer",
     title="Answers",
-    about="""Answer questions from a document you send: the sentence that says it, where it stands.
+    about="""Answer questions from a document you send: the words that say it, where they stand.
 
     Gives {"results": for each question {"answer", "score", "start", "end", "others"}, or null where
-    it was none, "tokens", "errors", "cut"}; start and end are characters of the document.
-    "sentences_cut": how many sentences were longer than the model takes.""",
-    intro="Paste a document and ask; the sentence that answers is marked. Nothing is made up.",
+    it was none, "tokens", "errors", "cut", "unknown", "partly_read"}; start and end are characters
+    of the document. "partly_read": [{"start", "end", "cut", "unknown"}], where tokens of it were
+    too many for the model, or words are unknown to it.""",
+    intro="Paste a document and ask; the words that answer are marked. Nothing is made up.",
     verb="Ask",
     fields=(
         Field("questions", "lines", "Question", needed=True, hint="One question a line"),
@@ -161,7 +168,7 @@ ANSWER = Form(
     ),
     shows=(
         Shown("marked", "Where it stands", lambda seen: marked(seen["document"], _first(seen))),
-        Shown("drawing", "Nearest sentences", _answered),
+        Shown("drawing", "Likeliest answers", _answered),
     ),
     examples=(
         (
@@ -184,8 +191,8 @@ FILL = Form(
     about="""Find the words that fit the blanks of texts, written ___ or [MASK].
 
     Gives {"results": for each text {"text": filled with the best, "blanks": lists of
-    {"word", "score"}}, or null where it was none, "errors", "cut"}. targets: choose among these
-    words only. top: how many words for a blank.""",
+    {"word", "score"}}, or null where it was none, "errors", "cut", "unknown"}. targets: choose
+    among these words only. top: how many words for a blank.""",
     intro="Write ___ where a word is missing; the whole text decides which word fits.",
     verb="Fill in",
     fields=(

@@ -9,8 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from typing import Any
+from unicodedata import category
 
 from queueing.work import Invalid
+
+SILENT = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))  # Unicode's classes of what does not show
+
+
+def shows(text: str) -> bool:
+    """Whether a reader would see anything of it."""
+    return any(category(character) not in SILENT for character in text)
 
 
 def check_unicode(name: str, text: str) -> None:
@@ -37,7 +45,7 @@ def text(name: str, value: Any, most: int) -> str:
     """A text with something to read in it, of at most so many characters."""
     if not isinstance(value, str):
         raise Invalid(f"{name} is {kind(value)}; give text.")
-    if not value.strip():
+    if not shows(value):
         raise Invalid(f"{name} is empty; write at least one character that shows.")
     if len(value) > most:
         raise Invalid(f"{name} has {len(value):,} characters; at most {most:,} are taken.")
@@ -55,8 +63,7 @@ def texts(
     entries = [value] if isinstance(value, str) else value
     if not isinstance(entries, (list, tuple)):
         raise Invalid(f"{name} is {kind(value)}; give a list of texts.")
-    if not 1 <= len(entries) <= most:
-        raise Invalid(f"There are {len(entries):,} entries in {name}; give 1 to {most:,}.")
+    _check_count(name, entries, most)
     total = sum(len(entry) for entry in entries if isinstance(entry, str))
     if total > characters:
         raise Invalid(
@@ -75,12 +82,18 @@ def texts(
     return good, bad
 
 
+def _check_count(name: str, entries: Collection[Any], most: int) -> None:
+    if not entries:
+        raise Invalid(f"{name} is empty; give 1 to {most:,}.")
+    if len(entries) > most:
+        raise Invalid(f"There are {len(entries):,} entries in {name}; give 1 to {most:,}.")
+
+
 def words(name: str, value: Any, most: int, characters: int) -> tuple[str, ...]:
     """Different short texts, without the space around them."""
     if not isinstance(value, (list, tuple)):
         raise Invalid(f"{name} is {kind(value)}; give a list of texts.")
-    if not 1 <= len(value) <= most:
-        raise Invalid(f"There are {len(value):,} entries in {name}; give 1 to {most:,}.")
+    _check_count(name, value, most)
     found: dict[str, int] = {}
     for place, entry in enumerate(value):
         word = text(f"{name}[{place}]", entry, characters).strip()

@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 
 from pipelines.chat import counted
-from pipelines.checks import fields, kind, shown, text, texts, truth
-from pipelines.embed import CHARACTERS, KEY, asked, cuts, left_out, merged, pool, remarks
+from pipelines.checks import fields, shown, text, texts, truth, words
+from pipelines.embed import CHARACTERS, KEY, asked, left_out, merged, pool, remarked, remarks
 from pipelines.oneshot import ItemsJob
 from pipelines.texts import texts as tokenizer
 from queueing.work import Card, Invalid, Request
@@ -48,12 +48,9 @@ class ClassifyFront:
         tokens = tokenizer(card.details["folder"], card.limits["context"])
         found = tokens.singles([text for _, text in good])
         items = (*found, *tokens.singles(sentences))
-        job = ItemsJob(
-            asked(items, pool(card.details["pooling"], True)),
-            bad,
-            cuts([place for place, _ in good], found),
-            (labels, multi),
-        )
+        ask = pool(card.details["pooling"], True)
+        job = ItemsJob(asked(items, ask), bad, notes=(labels, multi))
+        job = remarked(job, [place for place, _ in good], found)
         return job.request(self.task, KEY)
 
     def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
@@ -76,7 +73,7 @@ def checked(
 ) -> tuple[list[tuple[int, str]], tuple[tuple[int, str], ...], tuple[str, ...], str, bool]:
     """Texts with their places, what is none, labels, template, and whether several may be right."""
     fields("A classification", payload, FIELDS)
-    labels = _labels(payload.get("labels"))
+    labels = words("labels", payload.get("labels"), LABELS, LABEL)
     template = payload.get("template")
     template = TEMPLATE if template is None else text("template", template, LABEL)
     if template.count(SLOT) != 1:
@@ -86,22 +83,6 @@ def checked(
     multi = truth("multi", payload, False)
     good, bad = texts("texts", payload.get("texts"), TEXTS, CHARACTERS)
     return good, tuple(bad), labels, template, multi
-
-
-def _labels(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise Invalid(f"labels is {kind(value)}; give a list of texts.")
-    if not 1 <= len(value) <= LABELS:
-        raise Invalid(f"There are {len(value):,} entries in labels; give 1 to {LABELS:,}.")
-    labels = [text(f"labels[{n}]", label, LABEL).strip() for n, label in enumerate(value)]
-    known: dict[str, int] = {}
-    for place, label in enumerate(labels):
-        first = known.setdefault(label, place)
-        if first != place:
-            raise Invalid(
-                f"labels[{place}] is {shown(label)}, as labels[{first}] is; give each label once."
-            )
-    return tuple(labels)
 
 
 def shares(near: Any, multi: bool) -> Any:

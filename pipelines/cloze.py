@@ -44,6 +44,7 @@ class ClozeJob:
     errors: tuple[tuple[int, str], ...] = ()  # of what its caller sent, what is no text
     notes: Any = None  # of its front, for the end
     cut: tuple[tuple[int, int], ...] = ()
+    unknown: tuple[tuple[int, int], ...] = ()
 
     @property
     def blanks(self) -> tuple[tuple[int, int], ...]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST = 24  # texts in a map
+ROWS = 200  # of a table
 SHORT, MORE = 40, 300  # characters of a text beside its row, and where one points at it
 
 
@@ -21,19 +22,21 @@ def heat(result: Mapping[str, Any], texts: Sequence[str]) -> str:
     lines = []
     for place, (text, vector) in enumerate(rows):
         cells = "".join(_cell(_cosine(vector, other)) for _, other in rows)
-        name = f'<td class="text" title="{html.escape(text[:MORE])}">{_short(text)}</td>'
+        name = (
+            f'<td class="text" title="{html.escape(text[:MORE])}">{html.escape(short(text))}</td>'
+        )
         lines.append(f"<tr><th>{place + 1}</th>{name}{cells}</tr>")
-    left = len(result["embeddings"]) - len(rows)
-    more = f"<p>and {left} more, not drawn</p>" if left else ""
+    more = _more(len(result["embeddings"]) - len(rows))
     return f'<table class="heat"><tr><th></th><td></td>{heads}</tr>{"".join(lines)}</table>{more}'
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Plain rows; numbers with three digits after the point."""
+    """Plain rows, the first of them; numbers with three digits after the point."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-    lines = ["".join(f"<td>{_written(cell)}</td>" for cell in row) for row in rows]
+    lines = ["".join(f"<td>{_written(cell)}</td>" for cell in row) for row in rows[:ROWS]]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<table class="results"><tr>{head}</tr>{body}</table>'
+    more = _more(len(rows) - ROWS)
+    return f'<table class="results"><tr>{head}</tr>{body}</table>{more}'
 
 
 def _cell(value: float) -> str:
@@ -48,8 +51,13 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
     return float(product / lengths**0.5) if lengths else 0.0
 
 
-def _short(text: str) -> str:
-    return html.escape(text if len(text) <= SHORT else text[: SHORT - 1] + "…")
+def short(text: str) -> str:
+    """A text as it stands beside a result."""
+    return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
+
+
+def _more(left: int) -> str:
+    return f"<p>and {left:,} more, not drawn</p>" if left > 0 else ""
 
 
 def _written(cell: Any) -> str:

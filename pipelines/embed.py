@@ -7,7 +7,8 @@ know the model, people or queues.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 from pipelines.chat import counted
 from pipelines.checks import choice, fields, texts, truth
@@ -21,6 +22,16 @@ TEXTS = 10_000
 CHARACTERS = 2_000_000  # of all texts together
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 FIELDS = ("texts", "pooling", "normalise")
+
+
+class Read(Protocol):
+    """A text as a tokenizer found it."""
+
+    @property
+    def cut(self) -> int: ...
+
+    @property
+    def unknown(self) -> int: ...
 
 
 class EmbedFront:
@@ -44,8 +55,8 @@ class EmbedFront:
         found = tokenizer(card.details["folder"], card.limits["context"]).singles(
             [text for _, text in good]
         )
-        places = [place for place, _ in good]
-        job = ItemsJob(asked(found, ask), tuple(bad), cuts(places, found), card.details["model"])
+        job = ItemsJob(asked(found, ask), tuple(bad), notes=card.details["model"])
+        job = remarked(job, [place for place, _ in good], found)
         return job.request(self.task, KEY)
 
     def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
@@ -77,10 +88,12 @@ def asked(found: Sequence[Text], ask: Any) -> tuple[Item, ...]:
     return tuple(Item(text.item.tokens, text.item.second, ask) for text in found)
 
 
-def cuts(places: Sequence[int], found: Sequence[Text]) -> tuple[tuple[int, int], ...]:
-    """How many tokens were cut off which places."""
-    pairs = zip(places, found, strict=True)
-    return tuple((place, text.cut) for place, text in pairs if text.cut)
+def remarked(job: ItemsJob, places: Sequence[int], found: Sequence[Read]) -> ItemsJob:
+    """With how many tokens were cut off the texts of which places, and how many are unknown."""
+    pairs = list(zip(places, found, strict=True))
+    cut = tuple((place, text.cut) for place, text in pairs if text.cut)
+    unknown = tuple((place, text.unknown) for place, text in pairs if text.unknown)
+    return replace(job, cut=cut, unknown=unknown)
 
 
 def merged(job: Kept, results: Sequence[Any]) -> list[Any]:
@@ -92,15 +105,17 @@ def merged(job: Kept, results: Sequence[Any]) -> list[Any]:
 
 
 def remarks(job: Kept) -> dict[str, Any]:
-    """What was wrong with which text, and what was cut off."""
+    """What was wrong with which text, what was cut off, and how many words are unknown."""
     return {
         "errors": [{"index": place, "error": error} for place, error in job.errors],
         "cut": [{"index": place, "tokens": tokens} for place, tokens in job.cut],
+        "unknown": [{"index": place, "words": words} for place, words in job.unknown],
     }
 
 
 def left_out(result: Mapping[str, Any]) -> str:
     """The same in words, for a line on a page."""
-    bad, cut = len(result["errors"]), len(result["cut"])
-    words = f" · {counted(bad, 'text')} left out: {result['errors'][0]['error']}" if bad else ""
-    return words + (f" · {counted(cut, 'text')} cut to what the model takes" if cut else "")
+    bad, cut, unknown = (len(result[name]) for name in ("errors", "cut", "unknown"))
+    words = f" · {cut} cut to what the model takes" if cut else ""
+    words += f" · {unknown} with words that the model does not know" if unknown else ""
+    return words + (f" · {bad} left out: {result['errors'][0]['error']}" if bad else "")

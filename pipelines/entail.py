@@ -51,11 +51,14 @@ class EntailFront:
         room = tokens.limit - max(map(len, frames))
         found = [(place, tokens.plain(text)[0]) for place, text in good]
         cut = tuple((place, len(ids) - room) for place, ids in found if len(ids) > room)
+        counts = ((place, tokens.unknown(ids)) for place, ids in found)
+        unknown = tuple((place, count) for place, count in counts if count)
         around = sum(map(len, frames))
         read = sum(around + len(frames) * min(len(ids), room) for _, ids in found)
         bounded("Texts and labels, each text with each label,", read)
         items = tuple(frame.item(ids[:room]) for _, ids in found for frame in frames)
-        return ItemsJob(items, bad, cut, (labels, alone, *sides)).request(self.task, KEY)
+        notes = labels, alone, *sides
+        return ItemsJob(items, bad, cut, notes, unknown).request(self.task, KEY)
 
     def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
         """For each text its labels and scores, the best first; None where it was no text."""

@@ -15,9 +15,9 @@ import numpy
 from numpy.lib.stride_tricks import sliding_window_view
 
 from pipelines.answer import OTHERS, checked, summed
-from pipelines.embed import KEY, merged, remarks
+from pipelines.embed import KEY, merged, remarked, remarks
 from pipelines.oneshot import ItemsJob
-from pipelines.texts import bounded, half
+from pipelines.texts import Texts, bounded, half
 from pipelines.texts import texts as tokenizer
 from queueing.work import Card, Invalid, Request, message
 
@@ -69,23 +69,35 @@ class ExtractFront:
             for frame, reading in pairs
             for begin, end in windows(len(ids), reading.room)
         )
-        cut = tuple((p, f.cut) for (p, _), f in zip(good, frames, strict=True) if f.cut)
-        notes = document, numpy.array(offsets, numpy.int32), readings
-        return ItemsJob(items, bad, cut, notes).request(self.task, KEY)
+        notes = document, numpy.array(offsets, numpy.int32), readings, missed(tokens, ids, offsets)
+        job = remarked(ItemsJob(items, bad, notes=notes), [place for place, _ in good], frames)
+        return job.request(self.task, KEY)
 
     def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
         """For each question the likeliest words, where they stand, and those after them."""
         job: ItemsJob = request.payload
-        document, offsets, readings = job.notes
+        document, offsets, readings, partly_read = job.notes
         source, answers = iter(result), []
         for reading in readings:
             spans, nothing = _found(source, len(offsets), reading)
             answers.append(_told(document, offsets, spans, nothing))
-        return {"results": merged(job, answers), "tokens": job.tokens, **remarks(job)}
+        found = {"results": merged(job, answers), "tokens": job.tokens}
+        return found | remarks(job) | {"partly_read": list(partly_read)}
 
     def summary(self, result: Any, took: float, ran: float) -> str:
         """How many, how fast, and what was left out."""
         return summed(result, took)
+
+
+def missed(
+    tokens: Texts, ids: Sequence[int], offsets: Sequence[Span]
+) -> tuple[dict[str, int], ...]:
+    """Where in a document words stand that the model does not know."""
+    return tuple(
+        {"start": begin, "end": end, "cut": 0, "unknown": 1}
+        for id, (begin, end) in zip(ids, offsets, strict=True)
+        if tokens.unknown([id])
+    )
 
 
 def windows(count: int, room: int) -> Iterator[Span]:

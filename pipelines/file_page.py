@@ -16,7 +16,7 @@ import gradio as gr
 from gradio.utils import get_upload_folder, is_in_or_equal
 from gradio_client.utils import is_file_obj_with_meta
 
-from pipelines.brought import Brought
+from pipelines.brought import MISSING, Brought
 from pipelines.forms import Form, Lines
 from pipelines.tables import LINES, SUFFIXES, opened
 from pipelines.task_page import PAGE, TaskPage, current
@@ -39,8 +39,10 @@ ABOUT = """Do /{name} with all lines of a CSV or text file, {most:,} at most, wh
 
     Gives {{"status", "done", "total", "failed", "left": seconds or null, "file": null}} again and
     again. At the end "file" is a CSV with all lines in order, and beside each: {names}; how many
-    tokens were cut off it; what is wrong with it. What is refused or fails raises; when something
-    was done before, its CSV has come by then."""
+    tokens were cut off it; how many words the model does not know; what is wrong with it. What is
+    refused or fails raises; when something was done before, its CSV has come by then. A call that
+    is cancelled gets none."""
+HINT = 'Programs send one with gradio_client.handle_file("name.csv").'
 
 
 class Errands:
@@ -90,7 +92,8 @@ def file_endpoint(door: Door, blocks: gr.Blocks, form: Form, lines: Lines) -> Ca
                 if path or not view.phase.terminal:
                     yield _told(view, path)
                 if view.phase.terminal and view.phase is not Phase.FINISHED:
-                    raise gr.Error(view.line, print_exception=False)
+                    line = f"{view.line} {HINT}" if view.line == MISSING else view.line
+                    raise gr.Error(line, print_exception=False)
 
     first = Parameter("request", kind, annotation=gr.Request)
     rest = [Parameter(n, kind, default=d, annotation=t) for n, (t, d) in takes.items()]
@@ -127,7 +130,7 @@ class FilePart:
             self.file = gr.File(label="CSV or text file", file_types=types, height=120)
             with gr.Column():
                 self.column = gr.Dropdown([], label="Column of texts", interactive=True)
-                self.header = gr.Checkbox(True, label="The first line names the columns")
+                self.header = gr.Checkbox(True, label="The first line of a CSV names the columns")
         with gr.Row():
             self.go = gr.Button("Start", variant="primary", elem_id="bring-go")
             self.halt = gr.Button("Stop", visible=False, elem_id="bring-halt")

@@ -127,11 +127,11 @@ class Form:
     def in_words(self, line: str) -> str:
         """A refusal in the words of the page."""
         for field in self.page:
-            line = re.sub(rf"^{field.name}\b(?:\[(\d+)\])?", partial(_named, field), line)
-            line = re.sub(rf"\bin {field.name}\b", f"in “{field.label}”", line)
+            where = rf"(?<![\w“]){field.name}\[(\d+)\]|(?:^|(?<=\bin )){field.name}\b()"
+            line = re.sub(where, partial(_named, field), line)
         return line
 
 
 def _named(field: Field, found: re.Match[str]) -> str:
-    number = "" if found[1] is None else f", number {int(found[1]) + 1},"
+    number = f", number {int(found[1]) + 1}," if found[1] else ""
     return f"“{field.label}”{number}"

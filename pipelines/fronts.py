@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.chat import ChatJob, Settings, counted
-from pipelines.checks import check_unicode, kind, number, shown, whole
+from pipelines.checks import check_unicode, kind, number, shown, shows, whole
 from pipelines.talk import summary
 from pipelines.template import conversation
 from queueing.work import Card, Invalid, Request, Work
@@ -142,7 +142,7 @@ def _check_message(name: str, message: Any, place: int) -> None:
         raise Invalid(f"{name}.role is system; only one message may be, the first of all.")
     if not isinstance(content, str):
         raise Invalid(f"{name}.content is {kind(content)}; give text.")
-    if role == "user" and not content.strip():
+    if role == "user" and not shows(content):
         raise Invalid(f"{name}.content is empty; write at least one character that shows.")
 
 

@@ -47,6 +47,7 @@ class MaskFront:
         words = _words(tokens, targets)
         found = tokens.singles([_masked(text, mask) for _, text in good])
         items, kept, errors = dict[int, Item](), list[str](), list(bad)
+        unknown = list[tuple[int, int]]()
         for (place, text), each in zip(good, found, strict=True):
             places = tuple(n for n, token in enumerate(each.item.tokens) if token == number)
             wrong = _wrong(each, len(places) == len(blanks(text, mask)))
@@ -56,10 +57,12 @@ class MaskFront:
                 ask = Blank(places, FORMS * top, tuple(words))
                 items[place] = Item(each.item.tokens, each.item.second, ask)
                 kept.append(text)
+                unknown += [(place, each.unknown)] if each.unknown else []
         if not items:
             raise Invalid(min(errors)[1])
         notes = where, mask, top, tuple(kept), tuple(words.items())
-        job = ItemsJob(tuple(items.values()), tuple(sorted(errors)), notes=notes)
+        asked, wrongs = tuple(items.values()), tuple(sorted(errors))
+        job = ItemsJob(asked, wrongs, notes=notes, unknown=tuple(unknown))
         return job.request(self.task, KEY)
 
     def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:

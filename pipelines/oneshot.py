@@ -49,17 +49,22 @@ class Kept(Protocol):
     @property
     def cut(self) -> tuple[tuple[int, int], ...]: ...
 
+    @property
+    def unknown(self) -> tuple[tuple[int, int], ...]: ...
+
 
 @message
 class ItemsJob:
     """Items to compute, in order, and what their front keeps for the end: which of what a caller
-    sent are no items and why, by place; how many tokens were cut off others; notes of its own.
+    sent are no items and why, by place; of others how many tokens were cut off, and how many words
+    the model does not know; notes of its own.
     """
 
     items: tuple[Item, ...]
     errors: tuple[tuple[int, str], ...] = ()
     cut: tuple[tuple[int, int], ...] = ()
     notes: Any = None
+    unknown: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -128,6 +128,8 @@ class Table:
 
     def _line(self, record: Record) -> Line:
         width, cells = len(self.columns), record.cells
+        if any(cells[width:]):  # too many, of which none is lost
+            cells = [*cells[: width - 1], self.delimiter.join(cells[width - 1 :])]
         padded = (*cells[:width], *[""] * (width - len(cells)))
         error = self._wrong(record)
         return Line(record.first, padded, "" if error else cells[self.column], error)
@@ -285,23 +287,31 @@ def _delimiter(suffix: str, content: str) -> str:
 
 
 def _records(content: str, delimiter: str) -> Iterator[Record]:
-    """Every record, in order; one that cannot be read is there with its problem."""
+    """Every record, in order; one that cannot be read is there as it is, with its problem."""
     pieces = (piece.group() for piece in PIECES.finditer(content))
     if not delimiter:
         for number, piece in enumerate(pieces, 1):
             yield Record(number, number, (piece.rstrip("\r\n"),))
         return
-    reader = csv.reader(pieces, delimiter=delimiter, strict=True)
+    taken = list[str]()
+    reader = csv.reader(_noted(pieces, taken), delimiter=delimiter, strict=True)
     while True:
         first = reader.line_num + 1
         cells, problem = list[str](), ""
+        taken.clear()
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            problem = str(error)
+            cells, problem = ["".join(taken).rstrip("\r\n")], str(error)
         yield Record(first, reader.line_num, cells, problem)
+
+
+def _noted(pieces: Iterable[str], taken: list[str]) -> Iterator[str]:
+    for piece in pieces:
+        taken.append(piece)
+        yield piece
 
 
 def _safe(value: Any) -> str:

@@ -6,8 +6,9 @@ as its form says. It knows no task.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -15,15 +16,17 @@ from time import monotonic
 from typing import Any
 
 import gradio as gr
+import orjson
 from gradio.context import LocalContext
 
 from pipelines.forms import Field, Form, Shown
-from queueing.desk import BEAT, Phase
+from queueing.desk import BEAT, Phase, View
 from queueing.door import Door
 from queueing.lines import dot
 
 ASSETS = Path(__file__).parent.parent / "assets"
 GONE = "The server does not answer"
+PLAIN = 1000  # entries of a list in a call of plain HTTP
 PAGE: dict[str, Any] = {
     "api_visibility": "private",
     "show_progress": "hidden",
@@ -41,20 +44,55 @@ def current() -> Any:
     return events.get(LocalContext.event_id.get())
 
 
+async def _given(view: View, plain: bool) -> dict[str, Any]:
+    """What a program gets: where its call is, at the end the result."""
+    if not view.result:
+        return {"status": view.line}
+    return view.result if plain else await asyncio.to_thread(spared, view.result)
+
+
+def spared(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result whose lists are JSON already: Gradio walks through all else several times, in the
+    loop that serves everybody, for seconds where there are 10,000 vectors.
+    """
+    return {name: _dumped(v) if isinstance(v, list) else v for name, v in result.items()}
+
+
+def _dumped(value: list[Any]) -> orjson.Fragment:
+    """Entry by entry, so that other threads get their turns."""
+    return orjson.Fragment(b"[" + b",".join(map(orjson.dumps, value)) + b"]")
+
+
+def _check_plain(given: Mapping[str, Any]) -> None:
+    """What comes by plain HTTP gets a result that Gradio walks through: a short one."""
+    for name, value in given.items():
+        if isinstance(value, list) and len(value) > PLAIN:
+            raise gr.Error(
+                f"There are {len(value):,} entries in {name}; a call by plain HTTP takes at most "
+                f"{PLAIN:,}. Send fewer, or call with gradio_client.",
+                print_exception=False,
+            )
+
+
 def endpoint(door: Door, form: Form) -> Callable[..., AsyncIterator[Any]]:
     """A task as programs call it, typed and described by its form."""
 
     async def call(request: gr.Request, *given: Any) -> AsyncIterator[Any]:
-        asked = form.ask(dict(zip([field.name for field in form.fields], given, strict=True)))
-        caller, shown, due = door.caller(current()), "", monotonic() + BEAT
+        event, values = current(), dict(zip(names, given, strict=True))
+        plain = event.data.simple_format
+        if plain:
+            _check_plain(values)
+        asked = form.ask(values)
+        caller, shown, due = door.caller(event), "", monotonic() + BEAT
         async with aclosing(door.follow(form.name, asked.payload(), caller)) as views:
             async for view in views:
                 if view.phase.terminal and view.phase is not Phase.FINISHED:
                     raise gr.Error(asked.in_fields(view.line), print_exception=False)
                 if view.phase.terminal or view.text != shown or monotonic() >= due:
                     shown, due = view.text, monotonic() + BEAT
-                    yield shown if form.streams else view.result or {"status": view.line}
+                    yield shown if form.streams else await _given(view, plain)
 
+    names = [field.name for field in form.fields]
     kind, empty = Parameter.POSITIONAL_OR_KEYWORD, Parameter.empty
     taken = [
         Parameter(f.name, kind, default=empty if f.needed else f.value, annotation=f.type)

@@ -24,10 +24,13 @@ CONTROL = 4  # control tokens in a pair, at most
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text as token ids, and how many tokens were cut off its end."""
+    """A text as token ids, how many tokens were cut off its end, and how many stand for words that
+    the model does not know.
+    """
 
     item: Item
     cut: int
+    unknown: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Frame:
     other: bool  # whether it takes the other text for the second
     count: int  # tokens of the whole text
     cut: int  # of them, that were cut off its end
+    unknown: int  # of the others, that stand for words the model does not know
 
     def __len__(self) -> int:
         return len(self.before) + len(self.after)
@@ -62,14 +66,26 @@ class Texts:
         self._tokenizer.enable_truncation(limit)
         self._tokenizer.encode_special_tokens = True
         self.limit = limit
+        own = self.special("unk_token")
+        self._unknown = None if own is None else own[1]
 
     def singles(self, texts: Sequence[str]) -> list[Text]:
         """Each by itself, with the control tokens that the model wants around it."""
-        return [_text(found) for found in self._tokenizer.encode_batch(list(texts))]
+        return [self._text(found) for found in self._tokenizer.encode_batch(list(texts))]
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Text]:
         """Two texts in one item; what is too long is cut off the longer one."""
-        return [_text(found) for found in self._tokenizer.encode_batch(list(pairs))]
+        return [self._text(found) for found in self._tokenizer.encode_batch(list(pairs))]
+
+    def _text(self, found: Any) -> Text:
+        item = Item(tuple(found.ids), sum(found.type_ids))
+        cut = sum(map(_own, found.overflowing))
+        pairs = zip(found.ids, found.special_tokens_mask, strict=True)
+        return Text(item, cut, self.unknown([id for id, control in pairs if not control]))
+
+    def unknown(self, ids: Sequence[int]) -> int:
+        """How many of these tokens stand for what the model does not know."""
+        return sum(id == self._unknown for id in ids)
 
     def plain(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids without control tokens, however many, and which characters each stands for."""
@@ -90,8 +106,9 @@ class Texts:
         begin = places[0 if second else len(given.ids)]
         end = begin + len(other.ids)
         ids, types = tuple(whole.ids), whole.type_ids
+        cut, unknown = max(count - most, 0), self.unknown(given.ids)
         return Frame(
-            ids[:begin], ids[end:], sum(types[end:]), types[begin] > 0, count, max(count - most, 0)
+            ids[:begin], ids[end:], sum(types[end:]), types[begin] > 0, count, cut, unknown
         )
 
     def special(self, name: str) -> tuple[str, int] | None:
@@ -102,10 +119,9 @@ class Texts:
 
     def forms(self, word: str) -> list[int]:
         """The tokens that are all of a word, with a space before it and without; maybe none."""
-        unknown = self.special("unk_token")
         spaced, bare = (self.plain(f"{space}{word}")[0] for space in (" ", ""))
         found = dict.fromkeys(ids[0] for ids in (spaced, bare) if len(ids) == 1)
-        return [id for id in found if unknown is None or id != unknown[1]]
+        return [id for id in found if id != self._unknown]
 
     def word(self, token: int) -> str:
         """A token as people read it."""
@@ -141,12 +157,6 @@ def _tokenizer(folder: Path, open: str) -> Tokenizer:
     for token in settings["added_tokens"]:
         token["special"] = token["special"] and token["content"] != open
     return Tokenizer.from_str(json.dumps(settings))
-
-
-def _text(found: Any) -> Text:
-    item = Item(tuple(found.ids), sum(found.type_ids))
-    cut = sum(_own(part) for part in found.overflowing)
-    return Text(item, cut)
 
 
 def _own(found: Any) -> int:

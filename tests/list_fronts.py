@@ -17,7 +17,7 @@ LONG = 100  # characters, of which more are said to be cut
 
 def asked(good: Sequence[tuple[int, str]], bad: Sequence[tuple[int, str]], notes: Any) -> Request:
     cut = tuple((place, len(text) - LONG) for place, text in good if len(text) > LONG)
-    return ListJob(tuple(text for _, text in good), tuple(bad), cut, notes).request()
+    return ListJob(tuple(text for _, text in good), tuple(bad), cut, notes=notes).request()
 
 
 class EmbedFront(embed.EmbedFront):

@@ -36,6 +36,7 @@ class ListJob:
     items: tuple[str, ...]
     errors: tuple[tuple[int, str], ...] = ()
     cut: tuple[tuple[int, int], ...] = ()
+    unknown: tuple[tuple[int, int], ...] = ()
     notes: Any = None
 
     def request(self, **fields: Any) -> Request:

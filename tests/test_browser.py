@@ -75,19 +75,24 @@ def longest(page: Page, tokens: int) -> None:
 
 
 def slide(page: Page, label: str, value: float) -> None:
-    """Set a number in the settings; one typed while they unfold may be lost to Gradio's drawing."""
-    page.locator("#settings > button").click()
+    """Set a number in the settings; one typed while they unfold may be lost to Gradio's drawing,
+    so they are folded and unfolded until it is there.
+    """
+    unfold = page.locator("#settings > button")
     field = page.get_by_label(f"number input for {label}")
     slider = page.get_by_label(f"range slider for {label}")
-    expect(slider).to_be_visible()
-    for _ in range(3):
+    for _ in range(5):
+        unfold.click()
+        expect(slider).to_be_visible()
         field.fill(str(value))
         field.press("Tab")
         with suppress(AssertionError):
-            expect(slider).to_have_value(str(value))
-            break
-    expect(slider).to_have_value(str(value))
-    page.locator("#settings > button").click()
+            expect(slider).to_have_value(str(value), timeout=3000)
+        kept = slider.input_value() == str(value)
+        unfold.click()
+        if kept:
+            return
+    pytest.fail(f"{label} cannot be set.")
 
 
 def status(page: Page, words: str) -> None:
@@ -279,7 +284,6 @@ def test_the_badge_is_true_for_the_life_of_the_page(browser: Browser, launch: La
     page.add_init_script(BADGES)
     visit(page, app)
     expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
-    longest(page, 200)
     send(page, "Hello")
     status(page, "Writing")
     said = answer(page)
@@ -288,7 +292,7 @@ def test_the_badge_is_true_for_the_life_of_the_page(browser: Browser, launch: La
     status(page, "Your answer continues after that")
     picture(page, "restarting")
     expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
-    status(page, "200 tokens")
+    status(page, "256 tokens")
     assert answer(page).startswith(said.strip())
     page.reload()
     expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)

@@ -170,7 +170,7 @@ def test_spreadsheets_come_back_as_spreadsheets_want_them(client: Client, write:
     path = write("\ufefftext;n\nbücher;1\n")
     done = client.predict(file=handle_file(path), api_name="/embed_file")
     raw = Path(done["file"]).read_bytes()
-    assert raw.decode("utf-8-sig").splitlines()[0] == "text;n;vector;cut;error"
+    assert raw.decode("utf-8-sig").splitlines()[0] == "text;n;vector;cut;unknown;error"
     assert raw.startswith(b"\xef\xbb\xbf")
     assert Path(done["file"]).name == "file embeddings.csv"
 
@@ -200,7 +200,7 @@ def test_a_bad_file_is_refused_in_a_sentence(
         ("embed", {"column": ["text"]}, "column is a list; give its name, or its number from 1."),
         ("embed", {"header": "no"}, "header is text; give true or false."),
         ("embed", {"pooling": "most"}, "pooling is most; choose"),
-        ("classify", {"labels": []}, "There are 0 entries in labels"),
+        ("classify", {"labels": []}, "labels is empty"),
         ("classify", {"labels": ["x"], "template": "none"}, "it must have {} once"),
         ("fill", {"top": 1000}, "top is 1000; give a whole number from 1 to"),
     ],
@@ -377,7 +377,11 @@ def freight(path: Path | None, root: Path, **asked: Any) -> Brought:
 
 def classified(*labels: str) -> dict[str, Any]:
     found = [{"label": label, "score": 0.5, "scores": {label: 0.5}} for label in labels]
-    return {"results": [found[0], None, *found[1:]], "cut": [{"index": 2, "tokens": 7}]}
+    return {
+        "results": [found[0], None, *found[1:]],
+        "cut": [{"index": 2, "tokens": 7}],
+        "unknown": [],
+    }
 
 
 def test_results_are_deleted_unless_somebody_keeps_them(write: Write, tmp_path: Path) -> None:
@@ -387,7 +391,7 @@ def test_results_are_deleted_unless_somebody_keeps_them(write: Write, tmp_path: 
         lines = list(brought)
         assert brought.keep() is None  # nothing was written
         rows = brought.rows(classified("x", "x"))
-        assert rows == [("x", 0.5, 0.5, ""), ("x", 0.5, 0.5, 7)]
+        assert rows == [("x", 0.5, 0.5, "", ""), ("x", 0.5, 0.5, 7, "")]
         brought.write([(lines[0], rows[0], ""), (lines[1], None, "The worker died.")])
         made = list((tmp_path / "made").rglob("*.csv"))
         assert len(made) == 1
@@ -408,7 +412,7 @@ def test_results_beyond_the_limit_are_not_written(
     brought.open()
     with pytest.raises(OSError, match="they are larger than 100 bytes, the limit; split the file"):
         for line in brought:
-            brought.write([(line, ("x", 0.5, 0.5, ""), "")])
+            brought.write([(line, ("x", 0.5, 0.5, "", ""), "")])
     brought.close()
     assert list((tmp_path / "made").rglob("*.csv")) == []
 

@@ -123,7 +123,7 @@ def test_the_columns_are_those_of_the_file(page: Page) -> None:
     expect(page.get_by_role("option")).to_have_text(ending("id", "what", "n"), timeout=WAIT)
     page.get_by_role("option", name="what").click()
     column(page, "what")
-    page.get_by_label("The first line names the columns").uncheck()
+    page.get_by_label("The first line of a CSV names the columns").uncheck()
     column(page, "")
     names.click()
     expect(page.get_by_role("option")).to_have_text(ending("n 1", "n 2", "n 3"), timeout=WAIT)

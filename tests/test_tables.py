@@ -129,6 +129,15 @@ def test_ragged_rows_are_bad_lines_that_cost_nobody_else_anything(bring):
     assert wrong[10].startswith("The record on lines 10 to 11 cannot be read")
 
 
+def test_cells_that_have_no_column_are_kept(bring):
+    path = bring('id,text\n1,more,than,two\n2,"a "bad" quote\n3,fine,,\n')
+    assert [line.cells for line in Table.read(path)] == [
+        ("1", "more,than,two"),
+        ('2,"a "bad" quote', ""),
+        ("3", "fine"),
+    ]
+
+
 def test_every_line_has_as_many_cells_as_there_are_columns(bring):
     path = bring("a,text,b\n1\n1,x,2,3\n1,x\n1,x,2\n")
     assert {len(line.cells) for line in Table.read(path)} == {3}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
@@ -59,6 +61,28 @@ def test_texts_alike_have_vectors_alike(client: Client) -> None:
     assert found["cut"] == [{"index": 4, "tokens": 2000 - 510}]
 
 
+def test_words_that_the_model_does_not_know_are_told(client: Client) -> None:
+    texts = ["A word of " + "l" * 200 + " letters", "Known words", "\U0001fae0 \U0001fae0"]
+    found = client.predict(texts, api_name="/embed")
+    assert found["unknown"] == [{"index": 0, "words": 1}, {"index": 2, "words": 2}]
+    document = "It is known. " + "z" * 150 + " is not."
+    (place,) = client.predict(["Who?"], document, api_name="/answer")["partly_read"]
+    assert place == {"start": 13, "end": len(document), "cut": 0, "unknown": 1}
+
+
+def test_plain_http_gets_what_it_can_be_given_without_a_stop_for_others(real_app: App) -> None:
+    address = f"{real_app.url}/gradio_api/call/embed"
+
+    def ask(texts: list[str]) -> str:
+        event = httpx.post(address, json={"data": [texts]}).json()["event_id"]
+        return httpx.get(f"{address}/{event}", timeout=60).text
+
+    last = ask(CATS).strip().splitlines()[-1].removeprefix("data: ")
+    (found,) = json.loads(last)
+    assert [len(vector) for vector in found["embeddings"]] == [384] * 3
+    assert "a call by plain HTTP takes at most 1,000. Send fewer" in ask(["a"] * 1001)
+
+
 def test_a_vector_need_not_have_length_1(client: Client) -> None:
     found = client.predict(CATS[:1], "cls", False, api_name="/embed")
     assert sum(number**2 for number in found["embeddings"][0]) > 1.5
@@ -91,7 +115,8 @@ def test_the_sentence_that_answers_is_told_with_its_place(client: Client) -> Non
 
 def test_a_sentence_beyond_the_model_is_not_cut_silently(client: Client) -> None:
     found = client.predict(["Who?"], "A short one. " + "word " * 3000, api_name="/answer")
-    assert found["sentences_cut"] == 1 and len(found["results"][0]["others"]) == 1
+    (place,) = found["partly_read"]
+    assert place["cut"] > 0 and len(found["results"][0]["others"]) == 1
 
 
 def test_blanks_are_filled_by_the_whole_text(client: Client) -> None:
@@ -113,18 +138,19 @@ def test_a_summary_streams_and_only_grows(client: Client) -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "words"),
     [
-        ("/embed", ([],), "There are 0 entries in texts; give 1 to 10,000."),
+        ("/embed", ([],), "texts is empty; give 1 to 10,000."),
         ("/embed", (["", " \n"],), "texts[0] is empty"),
+        ("/embed", (["\0", "\u200b\u2060"],), "texts[0] is empty"),
         ("/embed", (["a"] * 10_001,), "There are 10,001 entries in texts"),
         ("/embed", (["a"], "middle"), "pooling is middle; choose mean or cls or last."),
         ("/embed", (["a"], "mean", "yes"), "normalise is text; give true or false."),
         ("/embed", ([["a"]],), "texts[0] is a list; give text."),
-        ("/classify", (["a"], []), "There are 0 entries in labels; give 1 to 1,000."),
+        ("/classify", (["a"], []), "labels is empty; give 1 to 1,000."),
         ("/classify", (["a"], [str(n) for n in range(1001)]), "There are 1,001 entries in labels"),
         ("/classify", (["a"], ["x", " x "]), "labels[1] is x, as labels[0] is"),
         ("/classify", (["a"], ["x"], "About this."), "template is About this.; it must have {}"),
         ("/classify", (["a"], ["x"], "{} and {}"), "it must have {} once"),
-        ("/answer", ([], "A text."), "There are 0 entries in questions"),
+        ("/answer", ([], "A text."), "questions is empty"),
         ("/answer", (["Who?"], "  "), "document is empty"),
         ("/answer", (["Who?"], "a" * 200_001), "at most 200,000 are taken"),
         ("/fill", (["No blank."],), "texts[0] has no blank; write ___ or [MASK]"),

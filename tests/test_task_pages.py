@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from pipelines.catalogue import FORMS
 from tests import test_browser
 from tests.conftest import App
 from tests.test_browser import PICTURES, WAIT
@@ -55,6 +56,9 @@ def ended(page: Page, line: str | re.Pattern[str]) -> None:
 def test_an_example_and_a_click_give_a_result(page: Page, real_app: App, name: str) -> None:
     visit(page, real_app, name)
     page.locator(".gallery-item, table tbody tr").first.click()
+    for field, value in zip(FORMS[name].page, FORMS[name].examples[0], strict=False):
+        if field.kind in ("text", "long", "lines"):
+            expect(page.get_by_label(field.label, exact=True)).to_have_value(value, timeout=WAIT)
     go(page)
     ended(page, re.compile(r" in \d"))
     words, place = RESULTS[name]
@@ -76,14 +80,17 @@ def test_scores_of_several_texts_are_listed(page: Page, real_app: App) -> None:
     ended(page, "2 texts in")
     rows = page.locator(".drawing .results tr")
     expect(rows).to_have_count(3, timeout=WAIT)
-    assert [row.split("\t")[1] for row in rows.all_inner_texts()[1:]] == ["sport", "finance"]
+    assert [row.split("\t")[:2] for row in rows.all_inner_texts()[1:]] == [
+        ["The goalie made forty saves.", "sport"],
+        ["Shares fell <b>today</b>.", "finance"],
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "written", "words"),
     [
-        ("embed", {}, "There are 0 entries in “Texts”; give 1 to 10,000."),
-        ("classify", {"Texts": "A text."}, "There are 0 entries in “Labels”; give 1 to 1,000."),
+        ("embed", {}, "“Texts” is empty; give 1 to 10,000."),
+        ("classify", {"Texts": "A text."}, "“Labels” is empty; give 1 to 1,000."),
         ("classify", {"Texts": "A", "Labels": "x, x"}, "“Labels”, number 2, is x"),
         ("classify", {"Texts": "A", "Labels": "x", "Template": "no slot"}, "“Template” is no slot"),
         ("answer", {"Question": "Who?"}, "“Document” is empty"),
