@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "lanes.h"
 #include "pool.h"
@@ -62,8 +63,6 @@ struct Half {
 #endif
 
 #ifdef __AVX512BF16__
-#include <vector>
-
 // bfloat16 for products of bfloat16: of each of 16 columns two depths side by side.
 struct Dots {
     typedef uint32_t Number;
@@ -202,16 +201,16 @@ void multiply(const Weight& weight, int64_t index, const Input* input, int64_t s
     }
 }
 
-// Rows as a format's products take them.
+// Rows as the products of all formats take them.
 struct Input {
     const float* whole;
-    const uint32_t* narrow;  // or null
+    const uint32_t* narrow = nullptr;  // where no weight is of format 3
     int64_t depth;
 
-    Input(int64_t format, const float* rows, int64_t count, int64_t depth)
-        : whole(rows), narrow(nullptr), depth(depth) {
+    Input(bool narrows, const float* rows, int64_t count, int64_t depth)
+        : whole(rows), depth(depth) {
 #ifdef __AVX512BF16__
-        if (format == 3) narrow = narrowed(rows, count * depth);
+        if (narrows) narrow = narrowed(rows, count * depth);
 #endif
     }
 
@@ -249,19 +248,22 @@ struct Product {
     float* output;
     int64_t depth;
     int64_t panels = 0, width = 0;
+    bool narrows = false;  // any of them is of format 3
 
     Product(const Weight* weights, int64_t count, const float* input, const float* more,
             float* output, int64_t depth)
         : weights(weights), count(count), input(input), more(more), output(output), depth(depth) {
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < count; ++i) {
             panels += panels_of(weights[i]), width += weights[i].columns;
+            narrows |= weights[i].format == 3;
+        }
     }
 
     // The columns of some panels, of some rows.
     void make(int64_t index, int64_t panels, int64_t row, int64_t rows) const {
         int64_t at = row * width;
         const Weight* weight = weights;
-        const Input own(weight->format, input + row * depth, rows, depth);
+        const Input own(narrows, input + row * depth, rows, depth);
         for (; panels > 0; --panels, ++index) {
             for (; index >= panels_of(*weight); ++weight) {
                 index -= panels_of(*weight);

@@ -5,6 +5,7 @@ copy of their weights; by our own a row has the same bits whoever rides along.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import weakref
 
@@ -147,6 +148,22 @@ def test_layers_beside_each_other_give_what_each_gives_and_what_is_added(threads
         assert torch.equal(joined(rows, more), each + more)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("rounded", list(itertools.product((False, True), repeat=3)))
+@pytest.mark.usefixtures("library")
+def test_rounded_layers_and_others_stand_beside_each_other_in_any_order(
+    rounded: tuple[bool, ...],
+) -> None:
+    torch.manual_seed(0)
+    layers = [
+        linear(torch.randn(columns, 24), None, own)
+        for columns, own in zip((17, 3, 48), rounded, strict=True)
+    ]
+    known = [own for own in layers if own is not None]
+    rows = torch.randn(9, 24)
+    joined = known[0].beside(*known[1:])
+    assert torch.equal(joined(rows), torch.cat([own(rows) for own in known], -1))
 
 
 @pytest.mark.usefixtures("library")
