@@ -42,7 +42,6 @@ class MaskFront:
                 "CARPOOL_FILL_MODEL to a masked language model."
             )
         mask, number = own
-        mask, number = own
         good, bad, targets, top = checked(payload, mask)
         words = _words(tokens, targets)
         found = tokens.singles([_masked(text, mask) for _, text in good])
