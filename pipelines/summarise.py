@@ -45,18 +45,13 @@ class SummariseFront:
 
     def judge(self, payload: Any) -> object:
         """What needs no model. Raises Invalid."""
-        fields("A summary", payload, FIELDS)
-        choice("length", payload, "medium", WISHES)
-        return text("text", payload.get("text"), CHARACTERS)
+        return judged(payload)
 
     def check(self, payload: Any, card: Card) -> Request:
         """Raises Invalid."""
-        self.judge(payload)
-        wish, longest = WISHES[choice("length", payload, "medium", WISHES)]
-        messages = [
-            {"role": "system", "content": wish},
-            {"role": "user", "content": payload["text"]},
-        ]
+        written, length = judged(payload)
+        wish, longest = WISHES[length]
+        messages = [{"role": "system", "content": wish}, {"role": "user", "content": written}]
         asked = {"max_tokens": min(longest, card.limits["context"]), "temperature": 0.0}
         try:
             return self._chat.check({"messages": messages, **asked}, card)
@@ -71,6 +66,13 @@ class SummariseFront:
     def summary(self, result: Any, took: float, ran: float) -> str:
         """A line for a page."""
         return line(result, took)
+
+
+def judged(payload: Any) -> tuple[str, str]:
+    """A text and the length that is wished for. Raises Invalid."""
+    fields("A summary", payload, FIELDS)
+    length = choice("length", payload, "medium", WISHES)
+    return text("text", payload.get("text"), CHARACTERS), length
 
 
 def line(result: ChatResult, took: float) -> str:

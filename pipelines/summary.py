@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from pipelines.chat import ChatResult, Settings, counted
-from pipelines.checks import choice, fields, text
-from pipelines.fronts import CHARACTERS, PER_TOKEN
-from pipelines.summarise import FIELDS, line
+from pipelines.fronts import PER_TOKEN
+from pipelines.summarise import judged, line
 from pipelines.texts import texts
 from queueing.work import Card, Invalid, Request, Work, message
 
@@ -46,15 +45,13 @@ class SummaryFront:
 
     def judge(self, payload: Any) -> object:
         """What needs no model. Raises Invalid."""
-        fields("A summary", payload, FIELDS)
-        choice("length", payload, "medium", LENGTHS)
-        return text("text", payload.get("text"), CHARACTERS)
+        return judged(payload)
 
     def check(self, payload: Any, card: Card) -> Request:
         """Raises Invalid."""
-        self.judge(payload)
-        least, most = LENGTHS[choice("length", payload, "medium", LENGTHS)]
-        source = _tokens(payload["text"], card)
+        written, length = judged(payload)
+        least, most = LENGTHS[length]
+        source = _tokens(written, card)
         most = min(most, card.limits["answer"])
         least = min(least, most, len(source) // SHARE)
         settings = replace(LIKELIEST, max_tokens=most)
