@@ -88,6 +88,17 @@ def library() -> ctypes.CDLL:
     return found
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Of torch, which many small models are quickest on."""
+    import torch  # only here, as most tests want none
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     """Starts applications; keyword arguments become environment variables."""

@@ -5,7 +5,7 @@ whatever the engine grants, parks or repeats, and transformers' own classes give
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -21,6 +21,8 @@ from pipelines import ITEMS
 from pipelines.oneshot import Item, ItemsJob
 from queueing.work import Advance, Policy, Priority, Request, Status
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NEAR = 1e-5  # in fp32
 NEAR_BF16 = 0.03  # of the largest number; it has 8 bits
 CASES = [
@@ -34,14 +36,6 @@ CASES = [
 ]
 PADDED = {"bart"}
 BOTH = [("bert", "answer"), ("bart", "classify")]  # the packed path and the padded one
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ what each gets alone, and what transformers' own class gives.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,11 @@ from pipelines.embed import EmbedFront
 from pipelines.encode import EncodePipeline
 from queueing.work import Advance, Row
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]  # the first run fetches
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.timeout(600),  # the first run fetches
+    pytest.mark.usefixtures("one_thread"),
+]
 
 NEAR = 1e-5
 TEXTS = [
@@ -43,14 +46,6 @@ ASKED: list[tuple[Any, dict[str, Any]]] = [
     (AnswerFront(), {"questions": ["When does it close on Saturday?"], "document": DOCUMENT}),
     (AnswerFront(), {"questions": ["What do late books cost?", "When?"], "document": DOCUMENT}),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

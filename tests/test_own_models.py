@@ -27,6 +27,8 @@ from pipelines.extract import LONGEST, ExtractFront, windows
 from pipelines.mask import MaskFront
 from queueing.work import Card, Invalid, Request, Row
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).parent.parent
 NEAR = 2e-6  # of shares that are told with six digits
 TEXTS = ["The dog barked at the river.", "a library", "was it the lake?", "old blue bird house"]
@@ -37,14 +39,6 @@ DOCUMENT = (
     "barked. When was the blue river old? Not 12 birds of politics, cooking by the lake. A house "
     "and a dog (what sport!) is where water was; who is to say it? This text, about it all, ends."
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
