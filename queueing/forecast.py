@@ -20,7 +20,6 @@ from queueing.work import Policy, Priority, Request, TaskState
 
 EVERY = 1.0  # seconds between snapshots
 SHORT = 100  # a queue so short is looked at anew for a newcomer
-
 USEFUL = 0.1  # share of a call that is not its fixed cost, at least
 
 
@@ -85,9 +84,9 @@ class Forecast:
         calls = {
             task: policy.within(states[task].card) or 0.0 for task, policy in self._policies.items()
         }
-        running = [ticket for station in self._stations for ticket in station.tickets.values()]
+        running, waiting = self._tickets(), self._queue.tickets()
         rest = max((calls[ticket.request.task] for ticket in running), default=0.0)
-        awake = [t for t in (*running, *self._queue.tickets()) if not _background(t.request)]
+        awake = [t for t in (*running, *waiting) if t.request.priority is not Priority.BACKGROUND]
         others = {ticket.request.task for ticket in awake} - {request.task}
         call = calls[request.task]
         ahead = sum(
@@ -98,8 +97,7 @@ class Forecast:
         fixed = self._costs.coefficients((request.task, request.plan[0].key))[0]
         useful = max(call - fixed, USEFUL * call)
         own = min(self.cost(request)[1], useful)
-        alive = max(sum(station.alive for station in self._stations), 1)
-        turns = max((ahead / alive + own) / useful, 1.0)
+        turns = max((ahead / self._alive() + own) / useful, 1.0)
         return rest + turns * call + sum(calls[task] for task in others)
 
     def _before(self, ticket: Ticket, request: Request) -> bool:
@@ -120,9 +118,17 @@ class Forecast:
 
     def _running(self) -> tuple[float, float]:
         """(predicted device-seconds still to run on each worker, rows that run)."""
-        tickets = [ticket for station in self._stations for ticket in station.tickets.values()]
+        tickets = self._tickets()
         left = sum(max(ticket.work - ticket.spent, 0.0) for ticket in tickets)
-        return left / max(sum(s.alive for s in self._stations), 1), float(len(tickets))
+        return left / self._alive(), float(len(tickets))
+
+    def _tickets(self) -> list[Ticket]:
+        """Of all that runs."""
+        return [ticket for station in self._stations for ticket in station.tickets.values()]
+
+    def _alive(self) -> int:
+        """Workers that share what is left, or the one that will come up."""
+        return max(sum(station.alive for station in self._stations), 1)
 
     def _snapshot(self) -> dict[str, Place]:
         """Play the fair order forward: the session with the least number is next and pays for its
@@ -164,7 +170,3 @@ def _start(work: float, position: int, rows: float) -> float | None:
     The first row is free when about 1/rows of the running work is done, the last when all of it is.
     """
     return work * position / (position + rows - 1) if rows >= 1 else None
-
-
-def _background(request: Request) -> bool:
-    return request.priority is Priority.BACKGROUND
