@@ -29,21 +29,25 @@ _HOST_MOST = 2 << 30
 _DEVICE_SHARE = 0.8  # of what a model leaves free on its own device
 
 
-def choose_device(wanted: str = "auto") -> torch.device:
+def settle(device: str, dtype: str, threads: int | None) -> tuple[torch.device, torch.dtype]:
+    """Both by their names; on a host torch gets so many threads, else one a core."""
+    chosen = _device(device)
+    format = _dtype(chosen, dtype)
+    if chosen.type == "cpu":
+        # Those of our own kernels wait for nobody whose core is taken (kernels/pool.h), so the page
+        # beside them costs no more than the time it needs.
+        torch.set_num_threads(threads or host.cores())
+    return chosen, format
+
+
+def _device(wanted: str) -> torch.device:
     """The device named, or the best there is."""
     if wanted != "auto":
         return torch.device(wanted)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def all_cores() -> int:
-    """Threads for a model on a host. Those of our own kernels wait for nobody whose core is taken
-    (kernels/pool.h), so the page beside them costs no more than the time it needs.
-    """
-    return host.cores()
-
-
-def choose_dtype(device: torch.device, wanted: str = "auto") -> torch.dtype:
+def _dtype(device: torch.device, wanted: str) -> torch.dtype:
     """The format named, or bfloat16 where hardware computes in it, float32 where it converts."""
     formats = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wanted in formats:

@@ -17,7 +17,7 @@ import torch
 
 from pipelines import models
 from pipelines.bringing import Brought, bring
-from pipelines.device import all_cores, choose_device, choose_dtype, guarded, step_seconds
+from pipelines.device import guarded, settle, step_seconds
 from pipelines.oneshot import Item, ItemsJob, ItemsState, work
 from pipelines.readings import READINGS, finite
 from queueing.work import Advance, Card, Invalid, Key, Mark, Output, Request, Row, Tell, Work
@@ -48,26 +48,15 @@ class EncodePipeline:
 
     def load(self, tell: Tell) -> Card:
         """Prepare, load and check the model."""
-        device = choose_device(self._device)
-        dtype = choose_dtype(device, self._dtype)
-        if device.type == "cpu":
-            torch.set_num_threads(self._threads or all_cores())
-        found = models.find(
-            self._wanted, self._task, lambda fraction, text: tell(0.8 * fraction, text)
-        )
-        tell(0.8, f"Loading {found.name}")
+        device, dtype = settle(self._device, self._dtype, self._threads)
+        found = models.find_to_load(self._wanted, self._task, tell)
         brought = guarded(lambda: bring(found.folder, self._reading, device, dtype))
         self._brought = brought
         tell(1.0, f"{found.name} is ready")
         return Card(
             limits={"context": brought.context},
             details={
-                "folder": str(found.folder),
-                "model": found.name,
-                "source": found.source,
-                "licence": found.licence,
-                "device": str(device),
-                "dtype": str(dtype).removeprefix("torch."),
+                **found.details(device, dtype),
                 "path": brought.path,
                 "why": brought.why,
                 **brought.details,

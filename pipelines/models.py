@@ -50,6 +50,17 @@ class Found:
     source: str
     licence: str
 
+    def details(self, device: object, dtype: object) -> dict[str, str]:
+        """What a card says of it, and of where and in which format it runs."""
+        return {
+            "folder": str(self.folder),
+            "model": self.name,
+            "source": self.source,
+            "licence": self.licence,
+            "device": str(device),
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+
 
 MODELS = (
     Model(
@@ -126,6 +137,13 @@ def find(wanted: str | None, task: str, tell: Tell) -> Found:
             f"tokenizer.json and *.safetensors; check {SETTINGS[task]} and the network."
         )
     return Found(hub, wanted, wanted, "see the model's own")
+
+
+def find_to_load(wanted: str | None, task: str, tell: Tell) -> Found:
+    """The same, as the first and longest part of a load."""
+    found = find(wanted, task, lambda fraction, text: tell(0.8 * fraction, text))
+    tell(0.8, f"Loading {found.name}")
+    return found
 
 
 def prepare(model: Model, tell: Tell) -> Path:

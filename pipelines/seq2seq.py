@@ -16,14 +16,7 @@ from torch import Tensor
 
 from pipelines import models
 from pipelines.chat import ChatJob
-from pipelines.device import (
-    all_cores,
-    choose_device,
-    choose_dtype,
-    guarded,
-    memory_for_rows,
-    step_seconds,
-)
+from pipelines.device import guarded, memory_for_rows, settle, step_seconds
 from pipelines.paging import PageTables
 from pipelines.ride import Ride, TextState, Words
 from pipelines.seq2seq_attention import Part
@@ -62,14 +55,8 @@ class Seq2SeqPipeline:
 
     def load(self, tell: Tell) -> Card:
         """Prepare, load and check the model, then make its pages."""
-        device = choose_device(self._device)
-        dtype = choose_dtype(device, self._dtype)
-        if device.type == "cpu":
-            torch.set_num_threads(self._threads or all_cores())
-        found = models.find(
-            self._wanted, "summarise", lambda fraction, text: tell(0.8 * fraction, text)
-        )
-        tell(0.8, f"Loading {found.name}")
+        device, dtype = settle(self._device, self._dtype, self._threads)
+        found = models.find_to_load(self._wanted, "summarise", tell)
         brought = guarded(lambda: bring(found.folder, device, dtype, self._page))
         self._make_room(brought, device)
         self._words = Words.read(found.folder, brought.manner.ends)
@@ -225,15 +212,7 @@ class Seq2SeqPipeline:
             bytes_per_unit=float(per_token),
             target=step_seconds(device),
             held=brought.weights + memory,
-            details={
-                "folder": str(found.folder),
-                "model": found.name,
-                "source": found.source,
-                "licence": found.licence,
-                "device": str(device),
-                "dtype": str(dtype).removeprefix("torch."),
-                "prefix": brought.manner.prefix,
-            },
+            details=found.details(device, dtype) | {"prefix": brought.manner.prefix},
         )
 
     def _known(self) -> tuple[Brought, Words]:

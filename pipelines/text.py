@@ -19,14 +19,7 @@ from pipelines import models
 from pipelines.alone import AloneModel
 from pipelines.chat import ChatJob
 from pipelines.cloze import ClozeJob, ClozeState, begin
-from pipelines.device import (
-    all_cores,
-    choose_device,
-    choose_dtype,
-    guarded,
-    memory_for_rows,
-    step_seconds,
-)
+from pipelines.device import guarded, memory_for_rows, settle, step_seconds
 from pipelines.loading import Loaded, bring
 from pipelines.packed import PackedModel
 from pipelines.paging import PageTables
@@ -83,12 +76,8 @@ class TextPipeline:
 
     def load(self, tell: Tell) -> Card:
         """Prepare, load and check the model, then make its pages."""
-        device = choose_device(self._device)
-        dtype = choose_dtype(device, self._dtype)
-        if device.type == "cpu":
-            torch.set_num_threads(self._threads or all_cores())
-        found = models.find(self._wanted, "chat", lambda fraction, text: tell(0.8 * fraction, text))
-        tell(0.8, f"Loading {found.name}")
+        device, dtype = settle(self._device, self._dtype, self._threads)
+        found = models.find_to_load(self._wanted, "chat", tell)
         loaded = guarded(lambda: bring(found.folder, device, dtype, self._page))
         tell(0.95, "Making room for conversations")
         self._make_room(loaded, device)
@@ -255,16 +244,7 @@ class TextPipeline:
             bytes_per_unit=float(per_token),
             target=step_seconds(device),
             held=loaded.weights + self._tables.pages * self._page * per_token,
-            details={
-                "folder": str(found.folder),
-                "model": found.name,
-                "source": found.source,
-                "licence": found.licence,
-                "device": str(device),
-                "dtype": str(dtype).removeprefix("torch."),
-                "path": loaded.path,
-                "why": loaded.why,
-            },
+            details=found.details(device, dtype) | {"path": loaded.path, "why": loaded.why},
         )
 
     def _known(self) -> Loaded:
