@@ -18,10 +18,11 @@ import torch
 from kernels.linear import rounds
 from pipelines import encoder, proof
 from pipelines.encoder import Encoder, Reading, Way
-from pipelines.fetch import Unprepared, quiet
+from pipelines.fetch import Unprepared
 from pipelines.linears import prepack, undo
 from pipelines.oneshot import Item
 from pipelines.shortcuts import restore, shorten
+from pipelines.weights import must_be_whole, opened
 
 log = logging.getLogger("carpool.bringing")
 
@@ -109,34 +110,11 @@ def _items(config: Any, head: Head) -> Sequence[Item]:
 
 
 def _model(folder: Path, head: str, dtype: torch.dtype) -> Any:
-    """The whole model; a head that is missing would be drawn at random, so it is refused."""
-    import transformers
-    from safetensors import SafetensorError
-
-    try:
-        with quiet():
-            loaded: Any = getattr(transformers, head).from_pretrained(
-                folder,
-                dtype=dtype,
-                attn_implementation="eager",
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        proof.unless_memory(error)
-        raise Unprepared(
-            f"{folder.name} cannot be loaded as {head} ({proof.reason(error)}); check its files, "
-            "or choose another model."
-        ) from None
-    model, report = loaded
-    unused = "pooler" if head == "AutoModel" else None
-    missing = sorted(name for name in report["missing_keys"] if not unused or unused not in name)
-    if missing:
-        raise Unprepared(
-            f"{folder.name} lacks {len(missing)} weights of {head}, such as {missing[0]}; choose a "
-            "model that was trained for this task."
-        )
+    """The whole model; a pooler is not used."""
+    model, missing = opened(folder, head, dtype, head)
+    needed = [name for name in missing if head != "AutoModel" or "pooler" not in name]
+    instead = "choose a model that was trained for this task"
+    must_be_whole(folder, needed, f"weights of {head}", instead)
     return model
 
 

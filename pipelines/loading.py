@@ -17,10 +17,11 @@ from torch import Tensor
 from kernels.linear import rounds
 from pipelines import proof
 from pipelines.alone import AloneModel
-from pipelines.fetch import Unprepared, quiet
+from pipelines.fetch import Unprepared
 from pipelines.linears import prepack, undo
 from pipelines.packed import PackedModel
 from pipelines.shortcuts import restore, shorten
+from pipelines.weights import configuration, must_be_whole, opened
 
 log = logging.getLogger("carpool.loading")
 
@@ -147,22 +148,12 @@ def _quicken(
 
 def _config(folder: Path) -> Any:
     """The configuration of the part that handles text; refuses what cannot be a chat model here."""
-    from transformers import AutoConfig
-
     if not (folder / "config.json").exists():
         raise Unprepared(
             f"{folder} is no model, since it has no config.json; name a folder with config.json, "
             "tokenizer.json and *.safetensors, or a model of the Hub."
         )
-    try:
-        whole: Any = AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unprepared(
-            f"The config.json of {folder.name} cannot be read ({proof.reason(error)}); choose a "
-            "model that this version of transformers knows."
-        ) from None
+    whole = configuration(folder)
     if getattr(whole, "is_encoder_decoder", False):
         raise Unprepared(
             f"{folder.name} is an encoder with a decoder ({whole.model_type}), which cannot "
@@ -177,37 +168,13 @@ def _config(folder: Path) -> Any:
 
 
 def _model(folder: Path, dtype: torch.dtype) -> Any:
-    """The whole model; weights that are missing would be drawn at random, so they are refused."""
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
+    """The whole model."""
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise Unprepared(
             f"{folder.name} has a configuration and no weights; put its *.safetensors there too."
         )
-    try:
-        with quiet():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                attn_implementation="eager",
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        proof.unless_memory(error)
-        raise Unprepared(
-            f"{folder.name} cannot be loaded as a causal language model ({proof.reason(error)}); "
-            "check its files, or choose another model."
-        ) from None
-    model, report = loaded
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise Unprepared(
-            f"{folder.name} lacks {len(missing)} of its weights, such as {missing[0]}; fetch its "
-            "files again."
-        )
+    model, missing = opened(folder, "AutoModelForCausalLM", dtype, "a causal language model")
+    must_be_whole(folder, missing)
     return model
 
 

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from kernels.attention import Pages
 from pipelines import proof
-from pipelines.fetch import Unprepared, quiet
+from pipelines.fetch import Unprepared
 from pipelines.linears import prepack, undo
 from pipelines.seq2seq_attention import Part
 from pipelines.seq2seq_model import Seq2SeqModel
+from pipelines.weights import configuration, must_be_whole, opened
 
 log = logging.getLogger("carpool.seq2seq")
 
@@ -75,23 +76,13 @@ def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> 
 
 
 def _config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).exists():
             raise Unprepared(
                 f"{folder.name} has no {name}; name a folder with config.json, tokenizer.json and "
                 "*.safetensors, or a model of the Hub."
             )
-    try:
-        config: Any = AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unprepared(
-            f"The config.json of {folder.name} cannot be read ({proof.reason(error)}); choose a "
-            "model that this version of transformers knows."
-        ) from None
+    config = configuration(folder)
     if not getattr(config, "is_encoder_decoder", False):
         raise Unprepared(
             f"{folder.name} ({config.model_type}) is no encoder with a decoder; {_ELSE}."
@@ -100,33 +91,10 @@ def _config(folder: Path) -> Any:
 
 
 def _model(folder: Path, dtype: torch.dtype) -> Any:
-    """The whole model; weights that are missing would be drawn at random, so they are refused."""
-    from safetensors import SafetensorError
-    from transformers import AutoModelForSeq2SeqLM
-
-    try:
-        with quiet():
-            loaded: Any = AutoModelForSeq2SeqLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                attn_implementation="eager",
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        proof.unless_memory(error)
-        raise Unprepared(
-            f"{folder.name} cannot be loaded as an encoder with a decoder "
-            f"({proof.reason(error)}); check its files, or {_ELSE}."
-        ) from None
-    model, report = loaded
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise Unprepared(
-            f"{folder.name} lacks {len(missing)} of its weights, such as {missing[0]}; fetch its "
-            "files again."
-        )
+    """The whole model."""
+    kind = "an encoder with a decoder"
+    model, missing = opened(folder, "AutoModelForSeq2SeqLM", dtype, kind, _ELSE)
+    must_be_whole(folder, missing)
     return model
 
 

@@ -5,15 +5,18 @@ would change answers are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from text_models import write_model, write_words
+from tiny_encoders import write_encoder
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from pipelines import judge
+from pipelines.encode import EncodePipeline
 from pipelines.text import TextPipeline
 from queueing.work import Card, CarpoolError
 
@@ -111,6 +114,40 @@ def test_a_bad_model_is_refused_in_one_sentence(name: str, tmp_path: Path) -> No
     text = str(refusal.value)
     assert "\n" not in text
     assert text.endswith(".")
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What transformers says while it loads."""
+    said: list[str] = []
+    logger, handler = logging.getLogger("transformers.modeling_utils"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
+
+
+def encode(folder: Path, task: str) -> Card:
+    pipeline = EncodePipeline(task, str(folder), device="cpu", dtype="float32", threads=1)
+    return pipeline.load(lambda fraction, text: None)
+
+
+def test_weights_that_a_task_does_not_use_are_not_worth_a_word(
+    tmp_path: Path, told: list[str]
+) -> None:
+    folder = write_encoder(tmp_path, "bert", "fill")  # has no pooler, and has a head
+    assert encode(folder, "embed").details["path"] == "packed"
+    with pytest.raises(CarpoolError, match="lacks 2 weights of .*QuestionAnswering, such as qa_"):
+        encode(folder, "answer")
+    assert told == []
+
+
+def test_where_weights_do_not_fit_transformers_says_which(tmp_path: Path, told: list[str]) -> None:
+    folder = change(write_encoder(tmp_path, "bert", "embed"), intermediate_size=48)
+    with pytest.raises(CarpoolError, match="cannot be loaded as AutoModel "):
+        encode(folder, "embed")
+    (table,) = told
+    assert "intermediate.dense.weight" in table
 
 
 def test_too_little_memory_is_refused_in_one_sentence(tmp_path: Path) -> None:
