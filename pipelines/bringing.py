@@ -92,7 +92,7 @@ def bring(folder: Path, head: Head, device: torch.device, dtype: torch.dtype) ->
         "labels": json.dumps([names[place] for place in sorted(names)]),
         "pooling": _pooling(folder),
     }
-    context = _context(folder, model.config, found.first)
+    context = _context(folder, model)
     return Brought(found, context, model.config.vocab_size, held, details, why)
 
 
@@ -118,9 +118,11 @@ def _model(folder: Path, head: str, dtype: torch.dtype) -> Any:
     return model
 
 
-def _context(folder: Path, config: Any, first: int) -> int:
-    """Most tokens of an item, by the model and by its tokenizer; positions count from `first`."""
-    named = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
+def _context(folder: Path, model: Any) -> int:
+    """Most tokens of an item, by the model and by its tokenizer."""
+    names = "max_position_embeddings", "n_positions"
+    named = (getattr(model.config, name, None) for name in names)
+    first = encoder.first_position(model)
     limits = [most - first for most in named if isinstance(most, int) and most > 0]
     file = folder / "tokenizer_config.json"
     most = json.loads(file.read_text()).get("model_max_length") if file.exists() else None

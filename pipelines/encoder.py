@@ -48,7 +48,6 @@ class Encoder(Protocol):
     """Either path."""
 
     model: Any
-    first: int  # the position of an item's first token, or a guess that is not too low
 
     def run(self, items: Sequence[Item]) -> list[Tensor]:
         """For each item [places, numbers], or [1, numbers]; call it in inference mode."""
@@ -58,10 +57,10 @@ class Encoder(Protocol):
 class Packed:
     """All items as one long row, each attending to itself."""
 
-    def __init__(self, model: Any, reading: Reading, first: int) -> None:
+    def __init__(self, model: Any, reading: Reading) -> None:
         self.model = model
         self._reading = reading
-        self.first = first
+        self._first = first_position(model)
         self.shapes: Mapping[int, Shape] = {}  # what each layer was seen to ask of attention
         self._base: Any = model.base_model
         self._types = _typed(self._base)
@@ -89,7 +88,7 @@ class Packed:
             stretches.append(Stretch(len(tokens), count))
             tokens += item.tokens
             types += [0] * (count - item.second) + [1] * item.second
-            positions += range(self.first, self.first + count)
+            positions += range(self._first, self._first + count)
         given = {"input_ids": tokens, "position_ids": positions}
         given |= {"token_type_ids": types} if self._types else {}
         batch = Within(stretches, device, causal=False)
@@ -140,7 +139,6 @@ class Padded:
     def __init__(self, model: Any, reading: Reading, pad: int) -> None:
         self.model = model
         self._reading = reading
-        self.first = pad + 1  # as RoBERTa counts; others count from 0
         self._pad = pad
         self._types = _typed(model)
 
@@ -170,6 +168,19 @@ class Padded:
         if reading.per_item:
             return list(numbers[:, None])
         return [row[list(reading.places(item))] for row, item in zip(numbers, items, strict=True)]
+
+
+def first_position(model: Any) -> int:
+    """Where a model looks up an item's first token in its table of positions.
+
+    RoBERTa, and all that were made after it, begin behind the row of padding; rows that BART leaves
+    free are not counted in its config.
+    """
+    for name, table in model.named_modules():
+        pad = getattr(table, "padding_idx", None)
+        if name.endswith("position_embeddings") and pad is not None:
+            return int(pad) + 1
+    return 0
 
 
 def _typed(model: Any) -> bool:
@@ -230,20 +241,13 @@ def _packed(
     items: Sequence[Item],
     wanted: Sequence[Tensor],
 ) -> Packed:
-    """The packed path, positions counted as the model counts them; raises what refuses it."""
+    """The packed path; raises what refuses it."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
     proof.attend_by(model, NAME)
-    packed, pad = Packed(model, reading, 0), model.config.pad_token_id
-    try:
-        proof.must_agree(wanted, packed.run(items), "packed")
-    except proof.REFUSALS as error:
-        if pad is None:
-            raise
-        log.debug("counted from 0: %s", proof.reason(error))
-        packed = Packed(model, reading, pad + 1)  # as RoBERTa counts
-        proof.must_agree(wanted, packed.run(items), "packed")
+    packed = Packed(model, reading)
+    proof.must_agree(wanted, packed.run(items), "packed")
     return packed
 
 

@@ -28,7 +28,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?-'"
 BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-BYTES = {"roberta", "bart"}  # families whose tokenizers are of bytes
+BYTES = {"roberta", "bart", "mpnet"}  # families whose tokenizers are of bytes
 LABELS = {0: "CONTRADICTION", 1: "neutral", 2: "Entailment"}
 _SIZES: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
@@ -44,8 +44,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bart": {
         "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
         "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-        "max_position_embeddings": CONTEXT + 2, "decoder_start_token_id": 2,
+        "max_position_embeddings": CONTEXT, "decoder_start_token_id": 2,
     },
+    "mpnet": _SIZES | {"max_position_embeddings": CONTEXT + 2},
 }  # fmt: skip
 
 
