@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from pipelines import models
-from pipelines.bringing import Brought, bring
 from pipelines.device import guarded, settle, step_seconds
+from pipelines.encoder_loading import Loaded, bring
 from pipelines.oneshot import Item, ItemsJob, ItemsState, work
 from pipelines.readings import READINGS, finite
 from queueing.work import Advance, Card, Invalid, Key, Mark, Output, Request, Row, Tell, Work
@@ -40,7 +40,7 @@ class EncodePipeline:
         self._dtype = dtype or os.environ.get("CARPOOL_DTYPE") or "auto"
         self._threads = threads
         self._reading: Any = READINGS[task]()
-        self._brought: Brought | None = None
+        self._brought: Loaded | None = None
 
     def sizes(self, key: Key) -> tuple[int, ...] | None:
         """Any number of rows."""
@@ -118,7 +118,7 @@ class EncodePipeline:
             self._reading.result(item, numbers) for item, numbers in zip(items, found, strict=True)
         ]
 
-    def _known(self) -> Brought:
+    def _known(self) -> Loaded:
         if self._brought is None:
             raise RuntimeError("A row before load. This is a bug.")
         return self._brought

@@ -20,7 +20,7 @@ from pipelines.device import guarded, memory_for_rows, settle, step_seconds
 from pipelines.paging import PageTables
 from pipelines.ride import Ride, TextState, Words
 from pipelines.seq2seq_attention import Part
-from pipelines.seq2seq_loading import Brought, Manner, bring
+from pipelines.seq2seq_loading import Loaded, Manner, bring
 from pipelines.summary import DECODE, ENCODE, SummaryJob
 from queueing.work import Advance, Card, CarpoolError, Invalid, Key, Mark, Request, Row, Tell, Work
 
@@ -45,7 +45,7 @@ class Seq2SeqPipeline:
         self._threads = threads
         self._memory = memory_bytes
         self._page = page
-        self._brought: Brought | None = None
+        self._brought: Loaded | None = None
         self._words: Words | None = None
         self._tables = PageTables(1, page)
 
@@ -183,7 +183,7 @@ class Seq2SeqPipeline:
         for (_, ride), mine, token in zip(running, own, choose(logits, never), strict=True):
             ride.advance(len(mine), token, words)
 
-    def _make_room(self, brought: Brought, device: torch.device) -> None:
+    def _make_room(self, brought: Loaded, device: torch.device) -> None:
         per_page = brought.body.bytes_per_token * self._page
         memory = memory_for_rows(device) if self._memory is None else self._memory
         written = brought.answer + len(brought.manner.opening)
@@ -215,7 +215,7 @@ class Seq2SeqPipeline:
             details=found.details(device, dtype) | {"prefix": brought.manner.prefix},
         )
 
-    def _known(self) -> tuple[Brought, Words]:
+    def _known(self) -> tuple[Loaded, Words]:
         if self._brought is None or self._words is None:
             raise RuntimeError("A row before load. This is a bug.")
         return self._brought, self._words

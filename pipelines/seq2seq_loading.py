@@ -44,7 +44,7 @@ class Manner:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class Loaded:
     """A model, and what others must know of it."""
 
     body: Seq2SeqModel
@@ -55,7 +55,7 @@ class Brought:
     weights: int  # bytes
 
 
-def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> Brought:
+def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> Loaded:
     """Load and prove; pages are still to be made."""
     config = _config(folder)
     model = _model(folder, dtype).to(device).eval()
@@ -72,7 +72,7 @@ def bring(folder: Path, device: torch.device, dtype: torch.dtype, page: int) -> 
         raise Unprepared(
             f"{folder.name} cannot be run many rows at once ({proof.reason(error)}); {_ELSE}."
         ) from None
-    return Brought(body, manner, source, answer, config.vocab_size, weights)
+    return Loaded(body, manner, source, answer, config.vocab_size, weights)
 
 
 def _config(folder: Path) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from kernels.linear import rounds
 from pipelines import encoder, proof
@@ -24,7 +25,7 @@ from pipelines.oneshot import Item
 from pipelines.shortcuts import restore, shorten
 from pipelines.weights import must_be_whole, opened
 
-log = logging.getLogger("carpool.bringing")
+log = logging.getLogger("carpool.loading")
 
 PACKED, PADDED = "packed", "padded in buckets of like lengths"
 _SANE = 1 << 20  # tokens; tokenizers say 10 to the 30th for "no limit"
@@ -44,7 +45,7 @@ class Head(Reading, Protocol):
 
 
 @dataclass(slots=True)
-class Brought:
+class Loaded:
     """A model on its path, and what others must know of it."""
 
     encoder: Encoder
@@ -63,7 +64,7 @@ class Brought:
         encoder.unload(self.encoder)
 
 
-def bring(folder: Path, head: Head, device: torch.device, dtype: torch.dtype) -> Brought:
+def bring(folder: Path, head: Head, device: torch.device, dtype: torch.dtype) -> Loaded:
     """Load, prove and choose the path.
 
     Where a host's processor multiplies bfloat16, that is all that is rounded: the rest is float32.
@@ -79,7 +80,7 @@ def bring(folder: Path, head: Head, device: torch.device, dtype: torch.dtype) ->
         items = _items(model.config, head)
         found, why = encoder.prove(model, head, items, ways, rounded)
         if why and rounded:
-            found, why = encoder.prove(model.to(dtype), head, items, ways)
+            found, why = encoder.prove(_halved(model), head, items, ways)
     except proof.REFUSALS as error:
         proof.unless_memory(error)
         raise Unprepared(
@@ -93,7 +94,14 @@ def bring(folder: Path, head: Head, device: torch.device, dtype: torch.dtype) ->
         "pooling": _pooling(folder),
     }
     context = _context(folder, model)
-    return Brought(found, context, model.config.vocab_size, held, details, why)
+    return Loaded(found, context, model.config.vocab_size, held, details, why)
+
+
+def _halved(model: nn.Module) -> nn.Module:
+    """Its weights in bfloat16, as if it had been loaded so; tables of positions stay exact."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.bfloat16)
+    return model
 
 
 def _items(config: Any, head: Head) -> Sequence[Item]:
