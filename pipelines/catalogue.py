@@ -64,9 +64,9 @@ def _words(one: Mapping[str, Any], _: Mapping[str, Any]) -> Sequence[Any]:
 
 def _answered(seen: Mapping[str, Any]) -> str:
     rows = [
-        (drawing.short(question), each["answer"] or "nothing", each["score"])
+        ("" if place else drawing.short(question), each["answer"] or "nothing", each["score"])
         for question, one in zip(seen["questions"], seen["results"], strict=True)
-        for each in ((one, *one["others"]) if one else ())
+        for place, each in enumerate((one, *one["others"]) if one else ())
     ]
     return drawing.table(("Question", "Answer", "Score"), rows)
 
