@@ -16,24 +16,29 @@ SHORT, MORE = 40, 300  # characters of a text beside its row, and where one poin
 
 def heat(result: Mapping[str, Any], texts: Sequence[str]) -> str:
     """The cosines of all pairs of texts, warmer where they are more alike."""
-    rows = [(text, vector) for text, vector in zip(texts, result["embeddings"], strict=True)]
-    rows = [(text, vector) for text, vector in rows if vector is not None][:MOST]
-    heads = "".join(f"<th>{place + 1}</th>" for place in range(len(rows)))
+    given = enumerate(zip(texts, result["embeddings"], strict=True), 1)
+    found = [(number, text, vector) for number, (text, vector) in given if vector is not None]
+    rows = found[:MOST]
+    heads = "".join(f"<th>{number}</th>" for number, _, _ in rows)
     lines = []
-    for place, (text, vector) in enumerate(rows):
-        cells = "".join(_cell(_cosine(vector, other)) for _, other in rows)
+    for number, text, vector in rows:
+        cells = "".join(_cell(_cosine(vector, other)) for _, _, other in rows)
         name = (
             f'<td class="text" title="{html.escape(text[:MORE])}">{html.escape(short(text))}</td>'
         )
-        lines.append(f"<tr><th>{place + 1}</th>{name}{cells}</tr>")
-    more = _more(len(result["embeddings"]) - len(rows))
+        lines.append(f"<tr><th>{number}</th>{name}{cells}</tr>")
+    more = _more(len(found) - len(rows))
     return f'<table class="heat"><tr><th></th><td></td>{heads}</tr>{"".join(lines)}</table>{more}'
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Plain rows, the first of them; numbers with three digits after the point."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-    lines = ["".join(f"<td>{_written(cell)}</td>" for cell in row) for row in rows[:ROWS]]
+    kinds = [_kind(cell) for cell in rows[0]] if rows else [""] * len(heads)
+    pairs = zip(heads, kinds, strict=True)
+    head = "".join(f"<th{kind}>{html.escape(name)}</th>" for name, kind in pairs)
+    lines = [
+        "".join(f"<td{_kind(cell)}>{_written(cell)}</td>" for cell in row) for row in rows[:ROWS]
+    ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     more = _more(len(rows) - ROWS)
     return f'<table class="results"><tr>{head}</tr>{body}</table>{more}'
@@ -58,6 +63,10 @@ def short(text: str) -> str:
 
 def _more(left: int) -> str:
     return f"<p>and {left:,} more, not drawn</p>" if left > 0 else ""
+
+
+def _kind(cell: Any) -> str:
+    return ' class="number"' if isinstance(cell, float) else ""
 
 
 def _written(cell: Any) -> str:

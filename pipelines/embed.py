@@ -20,6 +20,7 @@ from queueing.work import Card, Request
 KEY = "encode"  # of all that wants vectors: they share calls
 TEXTS = 10_000
 CHARACTERS = 2_000_000  # of all texts together
+NAMED = 5  # of texts that are left out, in words
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 FIELDS = ("texts", "pooling", "normalise")
 
@@ -115,7 +116,11 @@ def remarks(job: Kept) -> dict[str, Any]:
 
 def left_out(result: Mapping[str, Any]) -> str:
     """The same in words, for a line on a page."""
-    bad, cut, unknown = (len(result[name]) for name in ("errors", "cut", "unknown"))
+    errors, cut, unknown = result["errors"], len(result["cut"]), len(result["unknown"])
     words = f" · {cut} cut to what the model takes" if cut else ""
     words += f" · {unknown} with words that the model does not know" if unknown else ""
-    return words + (f" · {bad} left out: {result['errors'][0]['error']}" if bad else "")
+    if not errors:
+        return words
+    said = " ".join(each["error"] for each in errors[:NAMED])
+    more = f" and {len(errors) - NAMED:,} more" if len(errors) > NAMED else ""
+    return f"{words} · {len(errors):,} left out: {said}{more}"

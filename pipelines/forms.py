@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
+from pipelines.checks import shows
+
 Kind: TypeAlias = Literal["text", "long", "lines", "words", "choice", "switch", "number"]
 Show: TypeAlias = Literal["text", "bars", "marked", "drawing", "data"]
 TYPES: Mapping[str, Any] = {"lines": list[str], "words": list[str], "switch": bool, "number": int}
@@ -66,9 +68,9 @@ class Field:
     def read(self, written: Any) -> Any:
         """What is written on a page, as an endpoint would have got it."""
         if self.kind == "lines":
-            return [line for line in str(written or "").splitlines() if line.strip()]
+            return [line for line in str(written or "").splitlines() if shows(line)]
         if self.kind == "words":
-            return [word.strip() for word in str(written or "").split(",") if word.strip()]
+            return [word.strip() for word in str(written or "").split(",") if shows(word)]
         return None if written == "" and not self.needed else written
 
 

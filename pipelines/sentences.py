@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from pipelines.checks import shows
+
 # A mark, closing quotes, then space or the end; marks of East Asian scripts want no space.
 _END = re.compile(r"""[.!?…]+["'”’)\]]*(?=\s|$)|[。！？｡]+["'”’」』）]*|\n\s*\n|\n(?=\s*[-*•\d])""")
 _SHORT = re.compile(  # what ends with a point and ends no sentence
@@ -21,7 +23,7 @@ def sentences(document: str) -> list[tuple[int, int]]:
         piece = document[begin:end]
         if end < len(document) and _SHORT.search(piece) and not piece.endswith("\n"):
             continue
-        if piece.strip():
+        if shows(piece):
             found.append((end - len(piece.lstrip()), begin + len(piece.rstrip())))
         begin = end
     return found

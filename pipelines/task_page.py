@@ -163,7 +163,8 @@ class TaskPage:
         """One result on the page."""
         asked, caller = self._form.written(written), self._door.caller(current(), token)
         payload = asked.payload()
-        yield {self.ride: caller.id, self.go: _seen(False), self.halt: _seen(True)}
+        blank = dict.fromkeys(self.shows)  # what was before is of another question
+        yield {self.ride: caller.id, self.go: _seen(False), self.halt: _seen(True), **blank}
         async with aclosing(self._door.follow(self._form.name, payload, caller)) as views:
             async for view in views:
                 line = self._form.in_words(asked.in_fields(view.line))

@@ -9,6 +9,7 @@ import pytest
 
 from pipelines import drawing
 from pipelines.catalogue import ANSWER, CLASSIFY, EMBED, FORMS
+from pipelines.embed import left_out
 from pipelines.forms import Form
 from pipelines.task_page import spared
 
@@ -35,6 +36,21 @@ def test_fields_are_named_as_they_are_on_the_page(form: Form, line: str, told: s
     assert form.in_words(line) == told
 
 
+def test_all_that_is_left_out_is_told_up_to_a_few() -> None:
+    wrong = [{"index": n, "error": f"texts[{n}] is bad."} for n in range(7)]
+    told = left_out({"errors": wrong[:2], "cut": [], "unknown": [1]})
+    assert told.startswith(" · 1 with words that the model does not know · 2 left out: texts[0] is")
+    assert told.endswith("bad. texts[1] is bad.")
+    assert left_out({"errors": wrong, "cut": [], "unknown": []}).endswith(
+        "texts[4] is bad. and 2 more"
+    )
+
+
+def test_lines_that_show_nothing_are_no_texts() -> None:
+    written = EMBED.fields[0].read("a\n\n \n\u200b\n\x01\nb")
+    assert written == ["a", "b"]
+
+
 def shown(form: Form, label: str, seen: dict[str, Any]) -> Any:
     return next(each for each in form.shows if each.label == label).value(seen)
 
@@ -55,8 +71,9 @@ def test_a_page_draws_no_more_than_can_be_read() -> None:
     drawn = drawing.table(("n",), [(n,) for n in range(1201)])
     assert drawn.count("<tr>") == 201 and "and 1,001 more, not drawn" in drawn
     vectors = [[1.0, 0.0]] * 10_000
-    heat = drawing.heat({"embeddings": vectors}, ["a"] * 10_000)
-    assert heat.count("<tr>") == 25 and "and 9,976 more, not drawn" in heat
+    heat = drawing.heat({"embeddings": [None, *vectors[1:]]}, ["a"] * 10_000)
+    assert heat.count("<tr>") == 25 and "and 9,975 more, not drawn" in heat
+    assert heat.startswith('<table class="heat"><tr><th></th><td></td><th>2</th>')
     (label,) = (each.label for each in EMBED.shows if each.kind == "data")
     assert len(shown(EMBED, label, {"embeddings": vectors})) == 24
 

@@ -109,6 +109,22 @@ def test_a_refusal_is_in_the_words_of_the_page(
     expect(page.locator("#go")).to_be_visible()
 
 
+def test_a_refusal_leaves_no_result_of_an_earlier_question(page: Page, real_app: App) -> None:
+    visit(page, real_app, "classify")
+    write(page, "Texts", "The goalie made forty saves.\nShares fell.")
+    write(page, "Labels", "sport, " + "a label that is much too long for its bar " * 4)
+    go(page)
+    ended(page, "2 texts in")
+    expect(page.locator(".drawing .results")).to_be_visible(timeout=WAIT)
+    wide = "const e = document.querySelector('#result'); e.scrollWidth <= e.clientWidth"
+    assert page.evaluate(f"(() => {{ {wide.replace('e.scroll', 'return e.scroll')} }})()")
+    write(page, "Labels", "")
+    go(page)
+    expect(page.locator("#line .refused")).to_contain_text("“Labels” is empty", timeout=WAIT)
+    expect(page.locator(".drawing .results")).to_have_count(0)
+    expect(page.locator("#result .confidence-set")).to_have_count(0)
+
+
 def test_a_long_list_can_be_stopped(page: Page, real_app: App) -> None:
     visit(page, real_app, "embed")
     lines = [f"Line {n} " + "of a very long list about trains and tea " * 8 for n in range(900)]
