@@ -16,7 +16,7 @@ from torch.nn.functional import l1_loss
 from assets.emoji.loop import Loop, Plan
 from assets.emoji.weights import new_autoencoder
 
-STEPS = 4000
+STEPS = 1500
 _BATCH = 16
 _EDGES = 0.5  # the weight of differences between neighbours
 _NOISE = 0.05
