@@ -97,6 +97,7 @@ SETTINGS = {  # that name another model for a task, by a folder or a name on the
     "fill": "CARPOOL_FILL_MODEL",
     "answer": "CARPOOL_ANSWER_MODEL",
     "summarise": "CARPOOL_SUMMARISE_MODEL",
+    "image": "CARPOOL_IMAGE_MODEL",
 }
 
 
