@@ -13,15 +13,18 @@ import torch
 
 from pipelines import parts
 from pipelines.fetch import Unprepared
+from pipelines.flux import FluxFamily, flux
 from pipelines.unets import UNetFamily, emoji, sdxl, stable_diffusion
 
-Known: TypeAlias = UNetFamily
+Known: TypeAlias = UNetFamily | FluxFamily
 EMOJI = "CarpoolEmojiPipeline"  # in the index of this project's own model
 _LOADERS: Mapping[str, Callable[[Path, torch.dtype, torch.device], Known]] = {
     "StableDiffusionPipeline": stable_diffusion,
     "StableDiffusionImg2ImgPipeline": stable_diffusion,
     "StableDiffusionXLPipeline": sdxl,
     "StableDiffusionXLImg2ImgPipeline": sdxl,
+    "FluxPipeline": flux,
+    "FluxImg2ImgPipeline": flux,
 }
 
 

@@ -6,31 +6,44 @@ Tiny random models in float32 under a virtual clock, so that every call is the s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import pickle
+import pickletools
+import shutil
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
-from image_driver import Loaded, Stage
-from tiny_diffusers import write, write_words
+from image_driver import Loaded, Stage, refuse_decoding
+from PIL import Image
+from tiny_diffusers import add_checker, write, write_words
 
-from pipelines.drawn import Facts, Picture, heard, suggested
+from pipelines.drawn import Facts, ImageJob, Picture, heard, suggested
+from pipelines.fetch import Unprepared
 from pipelines.image import ImagePipeline
+from pipelines.readers import Read, Remembering
 from pipelines.solvers import FLOW
-from queueing.work import Request, Status
+from queueing.messages import Cancel
+from queueing.work import Invalid, Request, Row, Status
 
 # NumPy 2 on tensors, inside the solvers of diffusers 0.42.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 NEAR = 1e-4  # of the latents' scale
-FAMILIES = ("sd", "sdxl", "emoji")
+FAMILIES = ("sd", "sdxl", "flux", "emoji")
 SOLVERS = {
     "sd": ("euler", "euler ancestral", "ddim", "dpm++ 2m", "unipc", "lcm"),
     "sdxl": ("euler", "euler ancestral", "ddim", "dpm++ 2m", "unipc", "lcm"),
+    "flux": (FLOW,) * 6,
     "emoji": (FLOW,) * 6,
 }
 ARRIVES = (0, 0, 2, 3, 5, 8)
-CASES = [(family, place) for family in FAMILIES for place in range(len(ARRIVES))]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,6 +63,7 @@ class Models:
     def __init__(self, root: Any) -> None:
         self.root, self.words = root, write_words(root / "words")
         self._loaded: dict[tuple[str, bool], Loaded] = {}
+        self._own: dict[str, Any] = {}
         self._alone: dict[tuple[str, str], tuple[np.ndarray, Any]] = {}
 
     def folder(self, family: str) -> Any:
@@ -62,6 +76,14 @@ class Models:
             made = pipeline(folder, words=words, exact=exact)
             self._loaded[family, exact] = Loaded(made, made.load(lambda fraction, text: None))
         return self._loaded[family, exact]
+
+    def own(self, family: str, kind: str) -> Any:
+        """A pipeline of diffusers on the same folder."""
+        if kind not in self._own:
+            made = getattr(diffusers, kind).from_pretrained(self.folder(family))
+            made.set_progress_bar_config(disable=True)
+            self._own[kind] = made
+        return self._own[kind]
 
     def alone(self, family: str, request: Request) -> tuple[np.ndarray, Any]:
         """Latents and result of a request in an engine of its own, granted steps by the handful."""
@@ -93,13 +115,15 @@ def photo(height: int, width: int) -> Picture:
 
 def request(loaded: Loaded, id: str, prompt: str = "a red cat", **fields: Any) -> Request:
     solver = json.loads(loaded.card.details["solvers"])[0]
-    job = suggested(facts(loaded), prompt, **({"solver": solver} | fields))
+    side = min(facts(loaded).size, 32)
+    given = {"solver": solver, "height": side, "width": side} | fields
+    job = suggested(facts(loaded), prompt, **given)
     return job.request(id=id, session=id)
 
 
 def mixture(loaded: Loaded, family: str) -> list[Request]:
     """One for each solver, all different; the second is smaller, the fifth over a photo."""
-    side = facts(loaded).size
+    side = min(facts(loaded).size, 32)
     other = facts(loaded).least
     kinds: list[dict[str, Any]] = [
         {"prompt": "a red cat", "steps": 5, "guidance": 5.0, "seed": 1},
@@ -109,8 +133,10 @@ def mixture(loaded: Loaded, family: str) -> list[Request]:
         {"prompt": "car", "steps": 6, "guidance": 3.0, "seed": 5, "image": photo(side, side)},
         {"prompt": "a red cat", "steps": 4, "guidance": 0.0, "seed": 6},
     ]
+    if not facts(loaded).negatives:
+        kinds = [{name: v for name, v in kind.items() if name != "negative"} for kind in kinds]
     jobs = [
-        suggested(facts(loaded), solver=solver, **kind)
+        suggested(facts(loaded), solver=solver, **{"height": side, "width": side, **kind})
         for solver, kind in zip(SOLVERS[family], kinds, strict=True)
     ]
     return [job.request(id=f"{n}", session=f"{n}") for n, job in enumerate(jobs)]
@@ -148,6 +174,97 @@ def test_a_batch_gives_each_what_it_gets_alone(models: Models, family: str) -> N
         assert len(stage.previews[each.id]) == each.payload.steps - each.payload.begin
 
 
+OWN = {
+    "sd": ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline"),
+    "sdxl": ("StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline"),
+    "flux": ("FluxPipeline", "FluxImg2ImgPipeline"),
+}
+SCHEDULERS = {
+    "euler": "EulerDiscreteScheduler",
+    "ddim": "DDIMScheduler",
+    "dpm++ 2m": "DPMSolverMultistepScheduler",
+    "unipc": "UniPCMultistepScheduler",
+    FLOW: "FlowMatchEulerDiscreteScheduler",
+}
+
+
+def diffusers_draws(models: Models, family: str, job: ImageJob) -> tuple[np.ndarray, np.ndarray]:
+    """Latents and pixels of one picture, by diffusers' own pipeline."""
+    kind = OWN[family][job.image is not None]
+    own = models.own(family, kind)
+    scheduler = getattr(diffusers, SCHEDULERS[job.solver])
+    more = {"clip_sample": False} if job.solver == "ddim" else {}
+    fields: dict[str, Any] = {"height": job.height, "width": job.width}
+    if job.image is not None:
+        size = fields if family == "flux" else {}
+        fields = {**size, "image": Image.fromarray(job.image), "strength": job.strength}
+    if job.negative is not None:
+        fields["negative_prompt"] = job.negative
+    found = []
+    for kind in ("latent", "np"):
+        own.scheduler = scheduler.from_config(own.scheduler.config, **more)
+        source = torch.Generator().manual_seed(job.seed)
+        steps, scale = job.steps, job.guidance
+        found.append(
+            own(
+                job.prompt,
+                num_inference_steps=steps,
+                guidance_scale=scale,
+                generator=source,
+                output_type=kind,
+                **fields,
+            ).images
+        )
+    return found[0].numpy(), found[1][0]
+
+
+@pytest.mark.parametrize("family, solver, negative", [
+    *(
+        (family, solver, negative)
+        for family in ("sd", "sdxl")
+        for solver in SCHEDULERS
+        for negative in (None, "", "rain")
+        if solver == "euler" or (solver != FLOW and negative == "rain")
+    ),
+    ("flux", FLOW, None),
+])  # fmt: skip
+def test_alone_a_picture_is_what_diffusers_draws(
+    models: Models, family: str, solver: str, negative: str | None
+) -> None:
+    id = f"{solver} {negative}"
+    fields = {"solver": solver, "steps": 6, "seed": 3, "negative": negative}
+    assert_as_diffusers(models, family, request(models(family), id, **fields))
+
+
+@pytest.mark.parametrize("family, solver", [
+    ("sd", "euler"), ("sd", "dpm++ 2m"), ("sdxl", "ddim"), ("flux", FLOW),
+])  # fmt: skip
+def test_over_a_picture_it_is_what_diffusers_draws(
+    models: Models, family: str, solver: str
+) -> None:
+    image = photo(32, 32)
+    given = request(
+        models(family), f"over {solver}", image=image, strength=0.5, steps=6, seed=3, solver=solver
+    )
+    assert_as_diffusers(models, family, given)
+
+
+def assert_as_diffusers(models: Models, family: str, given: Request) -> None:
+    latents, result = models.alone(family, given)
+    wanted, pixels = diffusers_draws(models, family, given.payload)
+    if family == "flux":
+        latents = packed(latents)
+    assert_near(latents, wanted)
+    assert np.abs(result.images[0] - 255 * pixels).max() <= 0.6
+
+
+def packed(latents: np.ndarray) -> np.ndarray:
+    """As Flux keeps them: [rows, patches, 4 channels]."""
+    rows, channels, height, width = latents.shape
+    patches = latents.reshape(rows, channels, height // 2, 2, width // 2, 2)
+    return patches.transpose(0, 2, 4, 1, 3, 5).reshape(rows, -1, 4 * channels)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exact_mode_gives_the_same_bits_whatever_the_load(models: Models, family: str) -> None:
     loaded = models(family, exact=True)
@@ -159,3 +276,284 @@ def test_exact_mode_gives_the_same_bits_whatever_the_load(models: Models, family
         assert np.array_equal(loaded.latents[each.id], latents[each.id])
         for one, other in zip(alone.results[each.id].images, results[each.id].images, strict=True):
             assert np.array_equal(one, other)
+
+
+def test_a_neighbour_that_is_stopped_disturbs_nobody(models: Models) -> None:
+    requests = mixture(models("sdxl"), "sdxl")
+    stage = Stage(models("sdxl"))
+    stage.start(*requests)
+    stage.until("denoise", 4)
+    stage.engine.handle(Cancel("2"))
+    stage.run()
+    assert stage.statuses()["2"] is Status.CANCELLED
+    assert "2" not in stage.results
+    for each in requests[:2] + requests[3:]:
+        assert_as_alone(models, "sdxl", stage, each)
+
+
+@pytest.mark.parametrize("family", ["sd", "emoji"])
+def test_a_picture_of_no_numbers_fails_alone(models: Models, family: str) -> None:
+    loaded = models(family)
+    requests = mixture(loaded, family)
+    stage = Stage(loaded)
+    bad = request(loaded, "bad", steps=5, seed=7)
+    stage.start(*requests, bad)
+    stage.until("denoise", 2)
+    row = stage.engine._rows["bad"]
+    spoilt = row.state.latents.clone()
+    spoilt[0, 0, 0, 0] = float("nan")
+    row.state = replace(row.state, latents=spoilt)
+    stage.run()
+    end = stage.ends["bad"]
+    assert end.status is Status.FAILED
+    assert "not finite" in str(end.error)
+    assert "bad" not in stage.results
+    assert sum(call.error != "" for call in stage.calls) == 0
+    for each in requests:
+        assert_as_alone(models, family, stage, each)
+
+
+def test_pixels_of_no_numbers_are_no_black_picture(models: Models) -> None:
+    loaded = models("sd")
+    stage = Stage(loaded)
+    stage.start(request(loaded, "bad", steps=2))
+    stage.until("denoise", 2)
+    row = stage.engine._rows["bad"]
+    row.state = replace(row.state, latents=row.state.latents * float("inf"))
+    stage.run()
+    assert stage.statuses() == {"bad": Status.FAILED}
+    assert not stage.results
+
+
+def test_memory_that_runs_out_in_decode_costs_nobody_a_picture(models: Models) -> None:
+    loaded = models("sdxl")
+    requests = mixture(loaded, "sdxl")
+    stage = Stage(loaded)
+    stage.start(*requests)
+    refuse_decoding(stage, 3)
+    stage.run()
+    assert stage.parked  # rows that made room for one that failed alone
+    again = [each for each in requests if each.id in stage.parked]
+    stage.start(*again, marks=stage.parked)
+    stage.run()
+    assert sum(call.error == "OutOfMemory" for call in stage.calls) == 3
+    for each in requests:
+        assert_as_alone(models, "sdxl", stage, each)
+
+
+def test_memory_that_never_suffices_fails_one_and_the_next_is_as_ever(models: Models) -> None:
+    loaded = models("sdxl")
+    first, second = mixture(loaded, "sdxl")[:2]
+    stage = Stage(loaded)
+    stage.start(first)
+    refuse_decoding(stage, 1)
+    stage.run()
+    assert stage.statuses() == {"0": Status.FAILED}
+    stage.run({0: [second]})
+    assert_as_alone(models, "sdxl", stage, second)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parked_and_begun_elsewhere_pictures_go_on(models: Models, family: str) -> None:
+    requests = mixture(models(family), family)
+    stage = Stage(models(family))
+    stage.start(*requests)
+    stage.until("denoise", 2)
+    for each in requests:
+        if each.id in stage.engine._rows:
+            stage.park(pickle.loads(pickle.dumps(each)))
+    stage.run()
+    assert any(call.key[0] == "encode" for call in stage.calls[3:])  # type: ignore[index]
+    for each in requests:
+        assert_as_alone(models, family, stage, each)
+
+
+def test_a_mark_is_host_data_and_a_repeated_step_gives_the_same_bits(models: Models) -> None:
+    loaded = models("sd")
+    for each in mixture(loaded, "sd"):
+        row = Row(each, loaded.open(each), 0, 1e9)
+        while (work := loaded.next(row)) is not None:
+            before = loaded.park(row)
+            assert "torch" not in repr(words_of_a_pickle(before))
+            grant = min(work.most, 2)
+            first, again = (loaded.pipeline.step([row], [grant])[0] for _ in range(2))
+            np.testing.assert_equal(loaded.park(row), before)
+            row.state = first.state
+            one = loaded.park(row)
+            row.state = again.state
+            np.testing.assert_equal(loaded.park(row), one)
+
+
+def words_of_a_pickle(value: Any) -> list[str]:
+    """Names of modules and fields among them."""
+    found = pickletools.genops(pickle.dumps(value))
+    return [str(argument) for _, argument, _ in found if isinstance(argument, str)]
+
+
+@pytest.mark.parametrize("change", [
+    {"seed": 9}, {"steps": 6}, {"guidance": 5.5}, {"guidance": 1.0}, {"crop": (16, 0)},
+    {"prompt": "dog"}, {"negative": "rain"}, {"negative": ""}, {"solver": "unipc"},
+    {"original": (64, 64)}, {"image": photo(32, 32)},
+], ids=lambda change: next(iter(change)))  # fmt: skip
+def test_every_setting_of_a_picture_shows(models: Models, change: dict[str, Any]) -> None:
+    """Else equality would prove nothing."""
+    base = mixture(models("sdxl"), "sdxl")[0]
+    other = replace(base, payload=replace(base.payload, **change), id=repr(change)[:40])
+    latents, wanted = (models.alone("sdxl", each)[0] for each in (other, base))
+    assert np.abs(latents - wanted).max() > 10 * NEAR * np.abs(wanted).max()
+
+
+def test_each_of_several_pictures_is_that_of_its_seed(models: Models) -> None:
+    base = request(models("sd"), "several", seed=4, count=3, steps=4, solver="euler ancestral")
+    latents, result = models.alone("sd", base)
+    assert result.seeds == (4, 5, 6)
+    for place in range(3):
+        job = replace(base.payload, seed=4 + place, count=1)
+        alone, drawn = models.alone("sd", replace(base, payload=job, id=f"several {place}"))
+        assert_near(latents[place : place + 1], alone)
+        assert np.abs(drawn.images[0].astype(int) - result.images[place]).max() <= 1
+
+
+def test_tokens_that_were_too_many_are_said(models: Models) -> None:
+    loaded = models("sd")
+    given = request(loaded, "long", "x" * 100, negative="y" * 80, steps=1)
+    result = models.alone("sd", given)[1]
+    assert (result.cut, result.cut_negative) == (25, 5)  # of 77, two begin and end
+    assert models.alone("sd", request(loaded, "short", steps=1))[1].cut == 0
+
+
+def test_what_was_read_is_read_once_and_forgotten_at_a_bound(models: Models) -> None:
+    read: list[str | None] = []
+
+    class Counting:
+        models = ()
+
+        def read(self, texts: Sequence[str | None]) -> list[Read]:
+            read.extend(texts)
+            return [Read({"words": torch.zeros(2)}) for _ in texts]
+
+    reader = Remembering(Counting(), most=3 * 8)
+    assert len(reader.read(["a", "b", "a", None])) == 4
+    assert read == ["a", "b", None]
+    reader.read(["a", "c"])
+    reader.read(["a", None, "c"])
+    assert read == ["a", "b", None, "c"]
+    reader.read(["b"])
+    assert read == ["a", "b", None, "c", "b"]
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_a_model_with_a_judge_shows_what_it_allows(
+    models: Models, tmp_path: Path, hides: bool
+) -> None:
+    folder = shutil.copytree(models.folder("sd"), tmp_path / "judged")
+    add_checker(folder, hides)
+    made = pipeline(str(folder))
+    loaded = Loaded(made, made.load(lambda fraction, text: None))
+    assert loaded.card.details["checked"] == "yes"
+    given = request(loaded, "judged", count=2, steps=2)
+    stage = Stage(loaded).run({0: [given]})
+    assert [image is None for image in stage.results["judged"].images] == [hides] * 2
+
+
+def test_only_the_pictures_that_are_judged_so_are_hidden(models: Models, tmp_path: Path) -> None:
+    loaded = models("sd")
+    requests = mixture(loaded, "sd")[:4]
+    shown = [image for each in requests for image in models.alone("sd", each)[1].images]
+    loaded.pipeline._checker = SimpleNamespace(hides=lambda image: near(image, shown[1]))
+    try:
+        stage = Stage(loaded).run({0: requests})
+    finally:
+        loaded.pipeline._checker = None
+    found = [image for each in requests for image in stage.results[each.id].images]
+    assert [image is None for image in found] == [place == 1 for place in range(len(found))]
+
+
+def near(one: Picture, other: Picture) -> bool:
+    return one.shape == other.shape and bool(np.abs(one.astype(int) - other).max() <= 1)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, "steps"), ({"steps": -1}, "steps"), ({"steps": 10_000}, "steps"),
+    ({"guidance": float("nan")}, "guidance"), ({"guidance": -1.0}, "guidance"),
+    ({"height": 0}, "height"), ({"width": 33}, "width"), ({"height": 100_000}, "height"),
+    ({"seed": -1}, "seed"), ({"seed": 2**64}, "seed"), ({"count": 0}, "count"),
+    ({"count": 5}, "count"), ({"solver": FLOW}, "solver"), ({"solver": "pndm"}, "solver"),
+    ({"adapter": ("cat", 1.0)}, "adapter"), ({"image": photo(16, 32)}, "image"),
+    ({"image": photo(32, 32), "strength": float("nan")}, "strength"),
+    ({"solver": "lcm", "steps": 60}, "steps"), ({"shown": True}, "Send it again"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change, word", BAD, ids=lambda each: str(each)[:20])
+def test_what_cannot_be_drawn_is_refused_by_its_name(
+    models: Models, change: dict[str, Any], word: str
+) -> None:
+    loaded = models("sd")
+    given = request(loaded, "bad")
+    with pytest.raises(Invalid, match=word):
+        loaded.open(replace(given, payload=replace(given.payload, **change)))
+
+
+def test_folders_that_cannot_be_read_are_refused_in_a_sentence(
+    models: Models, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(models.folder("sd"), tmp_path / "broken")
+    (broken / "unet" / "diffusion_pytorch_model.safetensors").unlink()
+    strange = shutil.copytree(models.folder("emoji"), tmp_path / "strange")
+    (strange / "model_index.json").write_text('{"_class_name": "KolorsPipeline"}')
+    (tmp_path / "empty").mkdir()
+    for folder, words in (
+        (broken, "The unet of broken cannot be loaded"),
+        (strange, "strange is a KolorsPipeline; known are"),
+        (tmp_path / "empty", "model_index.json of empty cannot be read"),
+        (tmp_path / "nowhere", "neither a folder here nor a model"),
+    ):
+        with pytest.raises(Unprepared, match=words):
+            pipeline(str(folder)).load(lambda fraction, text: None)
+
+
+def test_previews_are_small_and_come_for_every_picture(models: Models) -> None:
+    for family in FAMILIES:
+        loaded = models(family)
+        given = request(loaded, "seen", steps=2, count=2, height=facts(loaded).least)
+        stage = Stage(loaded).run({0: [given]})
+        for previews in stage.previews["seen"]:
+            assert len(previews) == 2
+            assert all(each.dtype == np.uint8 and max(each.shape) <= 256 for each in previews)
+
+
+def test_a_wide_preview_is_thinned(models: Models) -> None:
+    autoencoder = models("sdxl").pipeline._known().autoencoder
+    (seen,) = autoencoder.rough(torch.randn(1, 4, 300, 600))
+    assert seen.shape == (100, 200, 3)
+
+
+def test_adapters_are_named_for_every_row_of_a_forward(models: Models) -> None:
+    seen: list[list[Any]] = []
+
+    class Named:
+        names = ("cat",)
+
+        def __init__(self, denoiser: Any) -> None:
+            pass
+
+        def applied(self, rows: Sequence[Any]) -> Any:
+            seen.append(list(rows))
+            return nullcontext()
+
+    made = pipeline(str(models.folder("sd")), adapters=Named)
+    loaded = Loaded(made, made.load(lambda fraction, text: None))
+    with_it = request(loaded, "with", steps=1, adapter=("cat", 0.5), count=2)
+    Stage(loaded).run({0: [with_it, request(loaded, "without", steps=1, guidance=1.0)]})
+    assert sorted(seen[0], key=str) == [("cat", 0.5)] * 4 + [None]
+    assert len(seen) == 1
+
+
+def test_models_are_let_go(models: Models) -> None:
+    made = pipeline(str(models.folder("sd")))
+    made.load(lambda fraction, text: None)
+    kept = weakref.ref(made._known().denoiser)
+    made.unload()
+    assert kept() is None
+    made.unload()

@@ -14,6 +14,9 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderTiny,
     EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
@@ -29,6 +32,9 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
 )
 
 LENGTH = 77
@@ -39,7 +45,7 @@ NOISES = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_lin
 def write(folder: Path, kind: str) -> Path:
     """A model of a family, in `folder`."""
     torch.manual_seed(len(kind))
-    return {"sd": _sd, "sdxl": _sdxl, "emoji": _emoji}[kind](folder)
+    return {"sd": _sd, "sdxl": _sdxl, "flux": _flux, "emoji": _emoji}[kind](folder)
 
 
 def write_words(folder: Path) -> Path:
@@ -108,6 +114,30 @@ def _sdxl(folder: Path) -> Path:
     return folder
 
 
+def _flux(folder: Path) -> Path:
+    words = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    words += [(letter, -3.0) for letter in LETTERS]
+    t5 = T5Config(
+        vocab_size=len(words), d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4,
+        pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    transformer = FluxTransformer2DModel(
+        in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32,
+        guidance_embeds=True, axes_dims_rope=(4, 4, 8),
+    )  # fmt: skip
+    FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=_vae(shift_factor=0.1, scaling_factor=0.36),
+        text_encoder=lively(CLIPTextModel(_clip())),
+        tokenizer=_tokenizer(),
+        text_encoder_2=lively(T5EncoderModel(t5)),
+        tokenizer_2=T5Tokenizer(vocab=words, extra_ids=0),
+        transformer=lively(transformer),
+    ).save_pretrained(folder)
+    return folder
+
+
 def _emoji(folder: Path) -> Path:
     _unet(cross_attention_dim=32, in_channels=8, out_channels=8, sample_size=8).save_pretrained(
         folder / "unet"
@@ -162,9 +192,10 @@ def _unet(**fields: Any) -> UNet2DConditionModel:
     return unet  # type: ignore[return-value]
 
 
-def _vae() -> AutoencoderKL:
+def _vae(**fields: Any) -> AutoencoderKL:
     vae = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
         block_out_channels=(8, 8), norm_num_groups=4, latent_channels=4, sample_size=32,
+        **fields,
     )  # fmt: skip
     return lively(vae)  # type: ignore[return-value]
