@@ -29,7 +29,9 @@ class Autoencoder:
         self.channels: int = model.config.latent_channels
         self._scale = scale
         self._shift = shift.reshape(1, -1, 1, 1).to(model.device, torch.float32)
-        self._colours: tuple[Tensor, Tensor] | None = None
+        self._quick = type(model).__name__ == "AutoencoderTiny"
+        self.every = 4 if self._quick else 1  # steps that a preview is worth
+        self._colours = torch.zeros(self.channels + 1, 3, device=model.device)
 
     def encode(self, image: Picture, generator: torch.Generator | None = None) -> Tensor:
         """Latents of one picture: float32 [1, channels, height, width]; without a generator, the
@@ -55,15 +57,26 @@ class Autoencoder:
         height, width = (side * self.factor for side in latents.shape[-2:])
         if self._quick and max(height, width) <= WIDEST // 2:
             return list(_pictures(self._pixels(latents)))
-        mapping, base = self._colours or self._learnt()
+        mapping, base = self._colours[:-1], self._colours[-1]
         step = -(-max(latents.shape[-2:]) // WIDEST)
         seen = latents[..., ::step, ::step].float()
         pixels = torch.einsum("rchw,cp->rphw", seen, mapping) + base.reshape(1, 3, 1, 1)
         return list(_pictures(pixels.nan_to_num()))
 
-    @property
-    def _quick(self) -> bool:
-        return type(self.model).__name__ == "AutoencoderTiny"
+    def learn(self) -> None:
+        """Colours from latents, linearly, as they lie in pictures of soft random colours."""
+        generator = torch.Generator().manual_seed(0)
+        coarse = torch.rand(_SAMPLES, 3, 5, 5, generator=generator) * 2 - 1
+        pixels = functional.interpolate(coarse, size=_SIDE * self.factor, mode="bicubic").clamp(
+            -1, 1
+        )
+        latents = torch.cat([self._latents(each[None], None).cpu() for each in pixels])
+        colours = functional.avg_pool2d(pixels, self.factor)
+        given = latents.permute(0, 2, 3, 1).reshape(-1, self.channels)
+        given = torch.cat([given, torch.ones(len(given), 1)], dim=1)
+        wanted = colours.permute(0, 2, 3, 1).reshape(-1, 3)
+        found = torch.linalg.lstsq(given, wanted, driver="gelsd").solution
+        self._colours = found.to(self.model.device)
 
     def _latents(self, pixels: Tensor, generator: torch.Generator | None) -> Tensor:
         found = self.model.encode(pixels.to(self.model.device, self.model.dtype))
@@ -79,22 +92,6 @@ class Autoencoder:
         whole = latents.float() / self._scale + self._shift
         pixels: Tensor = self.model.decode(whole.to(self.model.dtype)).sample
         return pixels.float()
-
-    def _learnt(self) -> tuple[Tensor, Tensor]:
-        """Colours from latents, linearly, as they lie in pictures of soft random colours."""
-        generator = torch.Generator().manual_seed(0)
-        coarse = torch.rand(_SAMPLES, 3, 5, 5, generator=generator) * 2 - 1
-        pixels = functional.interpolate(coarse, size=_SIDE * self.factor, mode="bicubic").clamp(
-            -1, 1
-        )
-        latents = torch.cat([self._latents(each[None], None).cpu() for each in pixels])
-        colours = functional.avg_pool2d(pixels, self.factor)
-        given = latents.permute(0, 2, 3, 1).reshape(-1, self.channels)
-        given = torch.cat([given, torch.ones(len(given), 1)], dim=1)
-        wanted = colours.permute(0, 2, 3, 1).reshape(-1, 3)
-        found = torch.linalg.lstsq(given, wanted, driver="gelsd").solution.to(self.model.device)
-        self._colours = found[:-1], found[-1]
-        return self._colours
 
 
 def _pictures(pixels: Tensor) -> Picture:

@@ -117,6 +117,8 @@ class ImagePipeline:
         self._reader = Remembering(family.reader, self._rows)
         has_checker = parts.has(found.folder, "safety_checker")
         self._checker = Checker(found.folder, device) if has_checker else None
+        with torch.inference_mode():
+            guarded(family.autoencoder.learn)
         self._on = device
         self._family = family
         tell(1.0, f"{found.name} is ready")
@@ -231,16 +233,18 @@ class ImagePipeline:
             for place, sketch in zip(going, ahead, strict=True):
                 sketches[place] = sketch
         finite = torch.stack([torch.isfinite(each.known()).all() for each in sketches]).tolist()
-        previews = iter(
-            self._previews([s for s, fine in zip(sketches, finite, strict=True) if fine])
-        )
+        every = self._known().autoencoder.every
+        due = [
+            place
+            for place, row in enumerate(rows)
+            if finite[place] and sketches[place].due(row.state.done, every)
+        ]
+        previews = dict(zip(due, self._previews([sketches[n] for n in due]), strict=True))
         return [
-            Advance(
-                sketch, sketch.done - row.state.done, Output(0, "", next(previews), sketch.progress)
-            )
-            if fine
+            _advanced(row, sketches[place], previews.get(place))
+            if finite[place]
             else CarpoolError(_BAD)
-            for row, sketch, fine in zip(rows, sketches, finite, strict=True)
+            for place, row in enumerate(rows)
         ]
 
     def _forward(self, sketches: Sequence[Sketch]) -> list[Sketch]:
@@ -314,6 +318,11 @@ class ImagePipeline:
         if self._family is None:
             raise RuntimeError("A row before load. This is a bug.")
         return self._family
+
+
+def _advanced(row: Row, sketch: Sketch, preview: Any) -> Advance:
+    output = Output(preview=preview, progress=sketch.progress)
+    return Advance(sketch, sketch.done - row.state.done, output)
 
 
 def _texts(job: ImageJob) -> list[str | None]:

@@ -70,6 +70,10 @@ class Sketch:
     def progress(self) -> float:
         return (self.done + len(self.images)) / (self.steps + self.job.count)
 
+    def due(self, since: int, every: int) -> bool:
+        """Whether a preview is due after steps since that many; the first step always has one."""
+        return (self.done - 1) // every > (since - 1) // every
+
     def known(self) -> Tensor:
         """Latents of a row that was encoded."""
         if self.latents is None:

@@ -32,6 +32,7 @@ _CLASSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # and what makes them
     "unipc": ("UniPCMultistepScheduler", {"predict_x0": True}),
     "lcm": ("LCMScheduler", {}),
 }
+_CLIPPING = ("DDIMScheduler", "LCMScheduler")  # to -1 and 1, where nothing is said
 _PREDICTIONS = ("epsilon", "v_prediction")
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _BITS = 2**64 - 1
@@ -173,7 +174,8 @@ def _made(name: str, own: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     import diffusers
 
     kind: Any = getattr(diffusers, name)
-    return kind.from_config({"clip_sample": False, **config, **own})
+    unclipped = {"clip_sample": False} if name in _CLIPPING else {}
+    return kind.from_config({**unclipped, **config, **own})
 
 
 def _times(scheduler: Any, steps: int, length: int) -> dict[str, Any]:

@@ -171,7 +171,9 @@ def test_a_batch_gives_each_what_it_gets_alone(models: Models, family: str) -> N
     assert max(sizes) >= 3
     for each in requests:
         assert_as_alone(models, family, stage, each)
-        assert len(stage.previews[each.id]) == each.payload.steps - each.payload.begin
+        steps = each.payload.steps - each.payload.begin
+        every = models(family).pipeline._known().autoencoder.every
+        assert len(stage.previews[each.id]) == -(-steps // every)
 
 
 OWN = {
@@ -233,7 +235,7 @@ def test_alone_a_picture_is_what_diffusers_draws(
 ) -> None:
     id = f"{solver} {negative}"
     fields = {"solver": solver, "steps": 6, "seed": 3, "negative": negative}
-    assert_as_diffusers(models, family, request(models(family), id, **fields))
+    assert_same_as_diffusers(models, family, request(models(family), id, **fields))
 
 
 @pytest.mark.parametrize("family, solver", [
@@ -246,10 +248,10 @@ def test_over_a_picture_it_is_what_diffusers_draws(
     given = request(
         models(family), f"over {solver}", image=image, strength=0.5, steps=6, seed=3, solver=solver
     )
-    assert_as_diffusers(models, family, given)
+    assert_same_as_diffusers(models, family, given)
 
 
-def assert_as_diffusers(models: Models, family: str, given: Request) -> None:
+def assert_same_as_diffusers(models: Models, family: str, given: Request) -> None:
     latents, result = models.alone(family, given)
     wanted, pixels = diffusers_draws(models, family, given.payload)
     if family == "flux":
@@ -557,3 +559,55 @@ def test_models_are_let_go(models: Models) -> None:
     made.unload()
     assert kept() is None
     made.unload()
+
+
+def test_exact_calls_always_have_as_many_rows(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = models("sdxl", exact=True)
+    family, seen = loaded.pipeline._known(), []
+    predict = family.predict
+
+    def counted(latents: Any, times: Any, condition: Any) -> Any:
+        seen.append({len(each) for each in (latents, times, *condition.values())})
+        return predict(latents, times, condition)
+
+    monkeypatch.setattr(family, "predict", counted)
+    requests = [request(loaded, f"{n}", steps=3, seed=n, count=1 + n) for n in range(4)]
+    stage = Stage(loaded).run({0: requests})
+    assert stage.statuses() == {f"{n}": Status.FINISHED for n in range(4)}
+    assert seen
+    assert all(rows == {8} for rows in seen)
+    keys = [work.key for work in requests[0].plan]
+    assert [loaded.sizes(key) for key in keys] == [(8,), (8,), None]
+    assert [models("sdxl").sizes(key) for key in keys] == [None] * 3
+
+
+def test_a_picture_stopped_between_the_forwards_of_one_call_leaves_it(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = models("sd")
+    stage = Stage(loaded, hasty=True)
+    stage.start(request(loaded, "long", steps=9))
+    stage.until("denoise", 1)
+    forward, forwards = loaded.pipeline._forward, []
+
+    def stopped_on_the_way(sketches: Any) -> Any:
+        forwards.append(len(sketches))
+        stage.engine.flag("long")
+        return forward(sketches)
+
+    monkeypatch.setattr(loaded.pipeline, "_forward", stopped_on_the_way)
+    stage.run()
+    assert forwards == [1]
+    assert stage.calls[-1].forwards == 1
+    assert stage.statuses() == {"long": Status.CANCELLED}
+
+
+def test_calls_are_only_shared_by_pictures_of_one_size(models: Models) -> None:
+    loaded = models("sd")
+    stage = Stage(loaded).run(arrivals(mixture(loaded, "sd")))
+    keys = {call.key for call in stage.calls if call.key[0] == "denoise"}  # type: ignore[index]
+    assert keys == {("denoise", 32, 32), ("denoise", 16, 32)}
+    widest = max(stage.calls, key=lambda call: call.rows)
+    assert widest.rows > len(widest.ids)  # rows with guidance count twice
