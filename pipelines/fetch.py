@@ -26,29 +26,42 @@ from queueing.work import CarpoolError, Tell
 _PROBE = 4.0  # seconds the Hub has to say that it is there
 _DOWNLOAD = 900.0  # seconds a download may take
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+PARTS = "model_index.json"  # of a model in folders, as diffusers has them
+_PARTS = [PARTS, "*/*.json", "*/*.safetensors", "*/*.model", "*/*.txt"]
+_TWICE = ["*.fp16.safetensors", "*non_ema*"]  # the same weights again
 
 
 class Unprepared(CarpoolError):
     """Raised when a model cannot be brought here; says what was tried and what to do."""
 
 
-def from_hub(repo: str, revision: str | None, tell: Tell, only_local: bool = False) -> Path | None:
+def from_hub(
+    repo: str,
+    revision: str | None,
+    tell: Tell,
+    only_local: bool = False,
+    index: str = "config.json",  # or PARTS
+) -> Path | None:
     """The Hub's own folder of a model, or None where it has none and gives none."""
     from httpx import HTTPError
     from huggingface_hub import constants, snapshot_download
 
-    file = f"{constants.ENDPOINT}/{repo}/resolve/{revision or 'main'}/config.json"
+    file = f"{constants.ENDPOINT}/{repo}/resolve/{revision or 'main'}/{index}"
     offline = only_local or constants.is_offline_mode() or not _answers(file)
     if not offline:
         tell(0.0, f"Fetching {repo} from the Hub")
     try:
         found = snapshot_download(
-            repo, revision=revision, allow_patterns=_FILES, local_files_only=offline
+            repo,
+            revision=revision,
+            allow_patterns=_PARTS if index == PARTS else _FILES,
+            ignore_patterns=_TWICE if index == PARTS else None,
+            local_files_only=offline,
         )
     except (OSError, HTTPError, ValueError):  # a ValueError is a name that the Hub cannot have
         return None
     folder = Path(found)
-    return folder if _whole(folder) else None
+    return folder if _whole(folder, index) else None
 
 
 def from_package(
@@ -150,8 +163,10 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _whole(folder: Path) -> bool:
+def _whole(folder: Path, index: str) -> bool:
     """Whether a folder has what a pipeline and a front need; the Hub's may be partly filled."""
+    if index == PARTS:
+        return (folder / index).exists() and any(folder.glob("*/*.safetensors"))
     needed = all((folder / name).exists() for name in ("config.json", "tokenizer.json"))
     return needed and any(folder.glob("*.safetensors"))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines import cache
-from pipelines.fetch import Unprepared, from_hub, from_package
+from pipelines.fetch import PARTS, Unprepared, from_hub, from_package
 from queueing.work import Tell
 
 
@@ -99,6 +99,7 @@ SETTINGS = {  # that name another model for a task, by a folder or a name on the
     "summarise": "CARPOOL_SUMMARISE_MODEL",
     "image": "CARPOOL_IMAGE_MODEL",
 }
+IN_PARTS = ("image",)  # tasks whose models lie in folders, as diffusers has them
 
 
 def named(environment: Mapping[str, str]) -> dict[str, str]:
@@ -128,14 +129,15 @@ def find(wanted: str | None, task: str, tell: Tell) -> Found:
     folder = Path(wanted).expanduser()
     if folder.is_dir():
         return Found(folder.resolve(), folder.resolve().name, str(folder), "see the model's own")
-    hub = None
+    hub, parts = None, task in IN_PARTS
     if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", wanted, re.ASCII):
         tell(0.0, f"Asking the Hub for {wanted}")
-        hub = from_hub(wanted, None, tell)
+        hub = from_hub(wanted, None, tell, index=PARTS if parts else "config.json")
     if hub is None:
+        files = f"{PARTS} and" if parts else "config.json, tokenizer.json and"
         raise Unprepared(
-            f"{wanted} is neither a folder here nor a model that the Hub gives with config.json, "
-            f"tokenizer.json and *.safetensors; check {SETTINGS[task]} and the network."
+            f"{wanted} is neither a folder here nor a model that the Hub gives with {files} "
+            f"*.safetensors; check {SETTINGS[task]} and the network."
         )
     return Found(hub, wanted, wanted, "see the model's own")
 

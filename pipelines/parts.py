@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from pipelines import proof
-from pipelines.fetch import Unprepared
+from pipelines.fetch import PARTS, Unprepared
 from pipelines.weights import must_be_whole
 
-INDEX = "model_index.json"
+INDEX = PARTS
 _WEIGHTS = "diffusion_pytorch_model"
 
 

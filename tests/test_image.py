@@ -29,7 +29,7 @@ from pipelines.drawn import Facts, ImageJob, Picture, heard, suggested
 from pipelines.fetch import Unprepared
 from pipelines.image import ImagePipeline
 from pipelines.readers import Read, Remembering
-from pipelines.solvers import FLOW
+from pipelines.solvers import FLOW, generators
 from queueing.messages import Cancel
 from queueing.work import Invalid, Request, Row, Status
 
@@ -509,7 +509,7 @@ def test_folders_that_cannot_be_read_are_refused_in_a_sentence(
         (broken, "The unet of broken cannot be loaded"),
         (strange, "strange is a KolorsPipeline; known are"),
         (tmp_path / "empty", "model_index.json of empty cannot be read"),
-        (tmp_path / "nowhere", "neither a folder here nor a model"),
+        (tmp_path / "nowhere", "nor a model that the Hub gives with model_index.json"),
     ):
         with pytest.raises(Unprepared, match=words):
             pipeline(str(folder)).load(lambda fraction, text: None)
@@ -611,3 +611,65 @@ def test_calls_are_only_shared_by_pictures_of_one_size(models: Models) -> None:
     assert keys == {("denoise", 32, 32), ("denoise", 16, 32)}
     widest = max(stage.calls, key=lambda call: call.rows)
     assert widest.rows > len(widest.ids)  # rows with guidance count twice
+
+
+def test_half_precision_never_touches_an_autoencoder_that_overflows_in_it(
+    models: Models, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(models.folder("sdxl"), tmp_path / "half")
+    made = ImagePipeline(str(folder), device="cpu", dtype="float16", threads=1)
+    loaded = Loaded(made, made.load(lambda fraction, text: None))
+    first, second = (request(loaded, id, steps=2, solver="euler") for id in ("first", "second"))
+    stage = Stage(loaded)
+    stage.start(first)
+    autoencoder = made._known().autoencoder.model
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autoencoder, "decode", out_of_memory)
+        stage.run()
+    assert stage.statuses() == {"first": Status.FAILED}
+    assert "memory" in str(stage.ends["first"].error)
+    stage.run({0: [second]})
+    assert autoencoder.dtype == torch.float32
+    assert made._known().denoiser.dtype == torch.float16
+    wanted = models.alone("sdxl", replace(second, id="whole"))[1].images[0]
+    assert np.abs(stage.results["second"].images[0].astype(int) - wanted).mean() < 8
+
+
+def out_of_memory(*given: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is.")
+
+
+def test_a_model_that_comes_only_in_half_precision_is_read(models: Models, tmp_path: Path) -> None:
+    folder = shutil.copytree(models.folder("sd"), tmp_path / "variant")
+    for part in ("unet", "vae"):
+        file = folder / part / "diffusion_pytorch_model.safetensors"
+        file.rename(file.with_name("diffusion_pytorch_model.fp16.safetensors"))
+    assert pipeline(str(folder)).load(lambda fraction, text: None).held > 0
+
+
+def test_the_emoji_model_may_want_the_mean_of_a_prompt(models: Models, tmp_path: Path) -> None:
+    folder = write(tmp_path / "mean", "emoji", class_embed_type="projection")
+    made = pipeline(str(folder), words=str(models.words))
+    loaded = Loaded(made, made.load(lambda fraction, text: None))
+    stage = Stage(loaded).run({0: [request(loaded, id, steps=2) for id in ("one", "two")]})
+    assert stage.statuses() == dict.fromkeys(("one", "two"), Status.FINISHED)
+    with torch.inference_mode():
+        (read,) = made._known().reader.read(["cat"])
+    states, mask = read.condition["encoder_hidden_states"], read.condition["encoder_attention_mask"]
+    assert int(mask.sum()) == 5  # letters, a beginning and an end
+    assert torch.allclose(read.condition["class_labels"], states[:5].mean(0), atol=1e-6)
+
+
+def test_unlike_prompts_and_times_draw_noise_of_their_own() -> None:
+    drawn = [
+        torch.randn(4, generator=source).tolist()
+        for step in range(3)
+        for source in generators((0, 1, 2**64 - 1), step)
+    ]
+    assert len({tuple(numbers) for numbers in drawn}) == 9
+    (own,) = generators((5,), 0)
+    assert torch.equal(torch.randn(4, generator=own), torch.randn(4, generator=seeded(5)))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

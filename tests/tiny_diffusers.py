@@ -42,10 +42,10 @@ LETTERS = [chr(code) for code in range(33, 127)]
 NOISES = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 
 
-def write(folder: Path, kind: str) -> Path:
+def write(folder: Path, kind: str, **fields: Any) -> Path:
     """A model of a family, in `folder`."""
     torch.manual_seed(len(kind))
-    return {"sd": _sd, "sdxl": _sdxl, "flux": _flux, "emoji": _emoji}[kind](folder)
+    return {"sd": _sd, "sdxl": _sdxl, "flux": _flux, "emoji": _emoji}[kind](folder, **fields)
 
 
 def write_words(folder: Path) -> Path:
@@ -138,10 +138,11 @@ def _flux(folder: Path) -> Path:
     return folder
 
 
-def _emoji(folder: Path) -> Path:
-    _unet(cross_attention_dim=32, in_channels=8, out_channels=8, sample_size=8).save_pretrained(
-        folder / "unet"
-    )
+def _emoji(folder: Path, **fields: Any) -> Path:
+    shape = {"cross_attention_dim": 32, "in_channels": 8, "out_channels": 8, "sample_size": 8}
+    if fields:
+        shape["projection_class_embeddings_input_dim"] = 32
+    _unet(**shape, **fields).save_pretrained(folder / "unet")
     vae = AutoencoderTiny(
         encoder_block_out_channels=(8,) * 3,
         decoder_block_out_channels=(8,) * 3,
