@@ -20,7 +20,7 @@ from queueing.work import Invalid, Request, Work, message
 Picture: TypeAlias = "NDArray[np.uint8]"  # [height, width, 3]
 Adapter: TypeAlias = "tuple[str, float]"  # its name and weight
 MOST = 4  # pictures of one request
-STEPS = 1000
+STEPS = 500  # with more, some solvers look beyond the noises a model was taught
 GUIDANCE = 100.0
 
 

@@ -192,7 +192,7 @@ SCHEDULERS = {
 
 def diffusers_draws(models: Models, family: str, job: ImageJob) -> tuple[np.ndarray, np.ndarray]:
     """Latents and pixels of one picture, by diffusers' own pipeline."""
-    kind = OWN[family][job.image is not None]
+    kind = OWN.get(family, OWN["sd"])[job.image is not None]
     own = models.own(family, kind)
     scheduler = getattr(diffusers, SCHEDULERS[job.solver])
     more = {"clip_sample": False} if job.solver == "ddim" else {}
@@ -249,6 +249,34 @@ def test_over_a_picture_it_is_what_diffusers_draws(
         models(family), f"over {solver}", image=image, strength=0.5, steps=6, seed=3, solver=solver
     )
     assert_same_as_diffusers(models, family, given)
+
+
+@pytest.mark.parametrize("change", [
+    {"height": 24, "width": 40}, {"steps": 1}, {"guidance": 1.0},
+    {"solver": "dpm++ 2m", "steps": 2},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("family", ["sd", "sdxl"])
+def test_at_its_limits_it_is_what_diffusers_draws(
+    models: Models, family: str, change: dict[str, Any]
+) -> None:
+    given = request(models(family), str(change), seed=8, **({"steps": 3} | change))
+    assert_same_as_diffusers(models, family, given)
+
+
+def test_a_model_that_predicts_velocities_draws_what_diffusers_draws(
+    models: Models, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(models.folder("sd"), tmp_path / "velocity")
+    file = folder / "scheduler" / "scheduler_config.json"
+    config = json.loads(file.read_text()) | {"prediction_type": "v_prediction"}
+    file.write_text(json.dumps(config))
+    others = Models(tmp_path)
+    for solver in ("euler", "dpm++ 2m", "ddim"):
+        given = request(others("velocity"), f"of {solver}", steps=4, solver=solver)
+        assert_same_as_diffusers(others, "velocity", given)
+    file.write_text(json.dumps(config | {"prediction_type": "sample"}))
+    with pytest.raises(Unprepared, match="predicts 'sample'"):
+        pipeline(str(folder)).load(lambda fraction, text: None)
 
 
 def assert_same_as_diffusers(models: Models, family: str, given: Request) -> None:
