@@ -56,7 +56,7 @@ def carrying_line(progress: Progress) -> str:
         why = "" if progress.status is Status.CANCELLED else f". {progress.error}"
         return f"Stopped after {where}{why}"
     if progress.eta is None or not done:
-        return f"{where} so far; whoever waits for an answer goes first"
+        return f"{where} so far; those who wait for an answer come first"
     return f"{where}, about {spell(progress.eta)} left"
 
 
