@@ -62,7 +62,7 @@ class Adapters(Protocol):
 
     names: Sequence[str]
 
-    def applied(self, rows: Sequence[Adapter | None]) -> AbstractContextManager[None]:
+    def rows(self, rows: Sequence[Adapter | None]) -> AbstractContextManager[None]:
         """Around a forward: for every row the adapter and its weight, or none."""
         ...
 
@@ -75,7 +75,7 @@ class NoAdapters:
     def __init__(self, denoiser: Any) -> None:
         pass
 
-    def applied(self, rows: Sequence[Adapter | None]) -> AbstractContextManager[None]:
+    def rows(self, rows: Sequence[Adapter | None]) -> AbstractContextManager[None]:
         return nullcontext()
 
 
@@ -277,7 +277,7 @@ class ImagePipeline:
             condition = {
                 name: torch.stack([conditions[row][name] for row in rows]) for name in conditions[0]
             }
-            with self._adapters.applied([adapters[row] for row in places] + [None] * spare):
+            with self._adapters.rows([adapters[row] for row in places] + [None] * spare):
                 found = self._known().predict(latents[rows], times[rows], condition)
             parts.append(found[: len(places)])
         return torch.cat(parts)

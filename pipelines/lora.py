@@ -13,17 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
 from pipelines import lora_names
+from pipelines.drawn import Adapter
 from pipelines.fetch import Unprepared
 from pipelines.lora_weights import LowRank, Part, read
 from queueing.work import Invalid
-
-Adapter: TypeAlias = "tuple[str, float]"  # its name and weight
 
 
 @dataclass(frozen=True, slots=True)

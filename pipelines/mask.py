@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.blanks import blanks, checked, judged, told
 from pipelines.chat import counted
 from pipelines.checks import shown
-from pipelines.embed import KEY, left_out, merged, remarks
+from pipelines.embed import KEY, left_out, merged, remarked, remarks
 from pipelines.oneshot import Blank, Item, ItemsJob
 from pipelines.texts import Text, Texts
 from pipelines.texts import texts as tokenizer
@@ -46,7 +46,7 @@ class MaskFront:
         words = _words(tokens, targets)
         found = tokens.singles([_masked(text, mask) for _, text in good])
         items, kept, errors = dict[int, Item](), list[str](), list(bad)
-        unknown = list[tuple[int, int]]()
+        read = list[Text]()
         for (place, text), each in zip(good, found, strict=True):
             places = tuple(n for n, token in enumerate(each.item.tokens) if token == number)
             wrong = _wrong(each, len(places) == len(blanks(text, mask)))
@@ -56,13 +56,12 @@ class MaskFront:
                 ask = Blank(places, FORMS * top, tuple(words))
                 items[place] = Item(each.item.tokens, each.item.second, ask)
                 kept.append(text)
-                unknown += [(place, each.unknown)] if each.unknown else []
+                read.append(each)
         if not items:
             raise Invalid(min(errors)[1])
         notes = where, mask, top, tuple(kept), tuple(words.items())
-        asked, wrongs = tuple(items.values()), tuple(sorted(errors))
-        job = ItemsJob(asked, wrongs, notes=notes, unknown=tuple(unknown))
-        return job.request(self.task, KEY)
+        job = ItemsJob(tuple(items.values()), tuple(sorted(errors)), notes=notes)
+        return remarked(job, list(items), read).request(self.task, KEY)
 
     def finish(self, request: Request, result: Sequence[Any]) -> dict[str, Any]:
         """For each text its blanks with words and scores, and the text filled with the best."""

@@ -568,7 +568,7 @@ def test_adapters_are_named_for_every_row_of_a_forward(models: Models) -> None:
         def __init__(self, denoiser: Any) -> None:
             pass
 
-        def applied(self, rows: Sequence[Any]) -> Any:
+        def rows(self, rows: Sequence[Any]) -> Any:
             seen.append(list(rows))
             return nullcontext()
 
