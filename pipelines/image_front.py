@@ -1,0 +1,280 @@
+"""Pictures by diffusion, as they are asked for: what a caller sends is checked against what the
+loaded model draws, and becomes a job.
+
+It does not know the model; it runs on the host, without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeAlias
+
+from pipelines import checks
+from pipelines.chat import counted
+from pipelines.checks import check_unicode, choice, kind, number, shown, text, whole
+from pipelines.pictures import Picture, looked, pixels
+from queueing.work import Card, Invalid, Request, Work, message
+
+CHARACTERS = 100_000  # of a prompt; a model reads far fewer, and says what it left out
+SEED = (1 << 64) - 1
+HEAVIEST = 10.0  # weight of an adapter, to either side
+STRENGTH = 0.8
+FIELDS = (
+    "prompt",
+    "negative",
+    "width",
+    "height",
+    "size",
+    "steps",
+    "guidance",
+    "seed",
+    "count",
+    "solver",
+    "adapter",
+    "weight",
+    "image",
+    "strength",
+)
+# From here to the next such line this is one import of the file that holds the words of pictures.
+Adapter: TypeAlias = "tuple[str, float]"  # its name and weight
+MOST = 4  # pictures of one request
+STEPS = 500
+GUIDANCE = 100.0
+
+
+@message
+class Facts:
+    """What a model lets people ask for, and what it suggests; a card's details have each as JSON,
+    and beside them the names of its "solvers", the one it suggests first, and of its "adapters".
+    """
+
+    family: str
+    steps: int
+    guidance: float
+    size: int  # of a side, in pixels
+    multiple: int
+    least: int
+    most: int
+    shown: bool = False  # guidance is shown to the model, so it takes no second row
+    negatives: bool = True
+
+
+@message
+class ImageJob:
+    """What to draw: `count` pictures of the seeds from `seed` on, in pixels of `height` and
+    `width`; no negative is not the same as an empty one. An `image` has that size.
+    """
+
+    prompt: str
+    negative: str | None = None
+    steps: int = 25
+    guidance: float = 5.0
+    seed: int = 0
+    count: int = 1
+    height: int = 512
+    width: int = 512
+    solver: str = "euler"
+    adapter: Adapter | None = None
+    image: Picture | None = None
+    strength: float = 0.8
+    shown: bool = False
+
+    @property
+    def weight(self) -> int:
+        """Rows of a forward: with guidance, a picture takes two."""
+        return self.count * (2 if self.guidance > 1 and not self.shown else 1)
+
+    @property
+    def begin(self) -> int:
+        """The first step that is taken, of `steps`."""
+        return 0 if self.image is None else self.steps - max(int(self.steps * self.strength), 1)
+
+    def request(self, task: str = "image", **fields: Any) -> Request:
+        """A checked request for this job."""
+        size = self.height, self.width
+        encode = "encode", *(() if self.image is None else size)
+        plan = (
+            Work(encode, weight=self.weight // self.count),
+            Work(("denoise", *size), 1, self.steps - self.begin, self.weight, serial=True),
+            Work(("decode", *size), 1, self.count, serial=True),
+        )
+        return Request(task, self, plan, **fields)
+
+
+def heard(details: Mapping[str, str]) -> Facts:
+    """What a card said."""
+    return Facts(**{each.name: json.loads(details[each.name]) for each in fields(Facts)})
+
+
+# To here.
+
+
+class Drawn(Protocol):
+    """Pictures as they came; one that must not be shown is None."""
+
+    @property
+    def images(self) -> Sequence[Picture | None]: ...
+
+    @property
+    def cut(self) -> int: ...
+
+    @property
+    def cut_negative(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a loaded model draws, by its card; of its limits, "steps" and "pixels" of a picture
+    stand for what the device allows, and may be left out.
+    """
+
+    facts: Facts
+    solvers: Sequence[str]
+    adapters: Sequence[str]
+    steps: int
+    pixels: int
+
+    @classmethod
+    def of(cls, card: Card) -> Offer:
+        facts = heard(card.details)
+        return cls(
+            facts,
+            json.loads(card.details["solvers"]),
+            json.loads(card.details["adapters"]),
+            card.limits.get("steps", STEPS),
+            card.limits.get("pixels", facts.most**2),
+        )
+
+
+class ImageFront:
+    """Checks what is asked for a picture."""
+
+    task = "image"
+
+    def judge(self, payload: Any) -> object:
+        """What needs no model. Raises Invalid."""
+        checks.fields("A picture", payload, FIELDS)
+        text("prompt", payload.get("prompt"), CHARACTERS)
+        _negative(payload)
+        for side in ("width", "height", "size"):
+            whole(side, payload, 1, 1, None)
+        if payload.get("size") is not None and {"width", "height"} & _given(payload):
+            raise Invalid("size is given, and width or height too; leave one or the other out.")
+        whole("steps", payload, 1, 1, STEPS)
+        number("guidance", payload, 1.0, 0.0, GUIDANCE)
+        whole("seed", payload, 0, 0, SEED)
+        whole("count", payload, 1, 1, MOST)
+        number("weight", payload, 1.0, -HEAVIEST, HEAVIEST)
+        number("strength", payload, STRENGTH, 0.0, 1.0, above=True)
+        if payload.get("image") is not None:
+            return looked("image", payload["image"])
+        return None
+
+    def check(self, payload: Any, card: Card) -> Request:
+        """Raises Invalid."""
+        self.judge(payload)
+        offer = Offer.of(card)
+        facts, image = offer.facts, payload.get("image")
+        negative = _negative(payload)
+        if negative and not facts.negatives:
+            raise Invalid(f"{facts.family} takes no negative; leave it out.")
+        width, height = _sides(payload, offer)
+        job = ImageJob(
+            text("prompt", payload.get("prompt"), CHARACTERS),
+            negative if facts.negatives else None,
+            steps=whole("steps", payload, min(facts.steps, offer.steps), 1, offer.steps),
+            guidance=number("guidance", payload, facts.guidance, 0.0, GUIDANCE),
+            # Short enough to be copied, and exact in a browser.
+            seed=whole("seed", payload, secrets.randbelow(1 << 32), 0, SEED),
+            count=whole("count", payload, 1, 1, MOST),
+            height=height,
+            width=width,
+            solver=choice("solver", payload, offer.solvers[0], offer.solvers),
+            adapter=_adapter(payload, offer.adapters),
+            image=None if image is None else pixels("image", image, width, height),
+            strength=number("strength", payload, STRENGTH, 0.0, 1.0, above=True),
+            shown=facts.shown,
+        )
+        return job.request(self.task)
+
+    def finish(self, request: Request, result: Drawn) -> Drawn:
+        """Pictures as they are, for a page to show."""
+        return result
+
+    def summary(self, result: Drawn, took: float, ran: float) -> str:
+        """How much, how fast, and what was left out."""
+        hidden = sum(image is None for image in result.images)
+        line = f"{counted(len(result.images), 'picture')} in {took:.1f} s"
+        line += f" · {hidden} hidden by the model's safety checker" if hidden else ""
+        for name, cut in (("prompt", result.cut), ("negative", result.cut_negative)):
+            if cut:
+                were = "was" if cut == 1 else "were"
+                line += f" · the last {counted(cut, 'token')} of {name} {were} not read"
+        return line
+
+
+def _given(payload: Mapping[str, Any]) -> set[str]:
+    return {name for name, value in payload.items() if value is not None}
+
+
+def _negative(payload: Mapping[str, Any]) -> str | None:
+    """None is not the same as empty."""
+    value = payload.get("negative")
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise Invalid(f"negative is {kind(value)}; give text, or leave it out.")
+    if len(value) > CHARACTERS:
+        raise Invalid(f"negative has {len(value):,} characters; at most {CHARACTERS:,} are taken.")
+    check_unicode("negative", value)
+    return value
+
+
+def _sides(payload: Mapping[str, Any], offer: Offer) -> tuple[int, int]:
+    """Width and height: as asked, else as a picture that was brought, else as suggested."""
+    image = payload.get("image")
+    if image is not None and not {"width", "height", "size"} & _given(payload):
+        width, height = _like(looked("image", image), offer.facts)
+    else:
+        names = ("size", "size") if payload.get("size") is not None else ("width", "height")
+        width, height = (_side(name, payload, offer.facts) for name in names)
+    if width * height > offer.pixels:
+        raise Invalid(
+            f"width times height is {width * height:,} pixels; this device draws at most "
+            f"{offer.pixels:,}. Make one of them smaller."
+        )
+    return width, height
+
+
+def _side(name: str, payload: Mapping[str, Any], facts: Facts) -> int:
+    side = whole(name, payload, facts.size, facts.least, facts.most)
+    over = side % facts.multiple
+    if over:
+        near = [each for each in (side - over, side - over + facts.multiple) if each <= facts.most]
+        raise Invalid(
+            f"{name} is {side}; it must be a multiple of {facts.multiple}, such as "
+            f"{' or '.join(str(each) for each in near)}."
+        )
+    return side
+
+
+def _like(size: tuple[int, int], facts: Facts) -> tuple[int, int]:
+    """Of nearly these proportions, and about as many pixels as the model suggests."""
+    scale = facts.size / (size[0] * size[1]) ** 0.5
+    step = facts.multiple
+    least, largest = -(-facts.least // step) * step, facts.most // step * step
+    width, height = (min(max(round(s * scale / step) * step, least), largest) for s in size)
+    return width, height
+
+
+def _adapter(payload: Mapping[str, Any], names: Sequence[str]) -> Adapter | None:
+    name = payload.get("adapter")
+    if name is None or name == "":
+        return None
+    if name not in names:
+        known = f"there are: {', '.join(names)}" if names else "there are none here; leave it out"
+        raise Invalid(f"adapter is {shown(name)}; {known}.")
+    return name, number("weight", payload, 1.0, -HEAVIEST, HEAVIEST)
