@@ -92,6 +92,7 @@ class Adapters:
         self._exact = exact
         self._call = Call()
         self._bytes: dict[str, int] = {}
+        self._reading: set[str] = set()
         self._hooks: dict[nn.Module, Changed] = {}
         self._handles: list[Any] = []
 
@@ -105,6 +106,11 @@ class Adapters:
         """That all of them hold on the device."""
         return sum(self._bytes.values())
 
+    @property
+    def reading(self) -> frozenset[str]:
+        """Those that change how texts are read: what is kept of a text is another with each."""
+        return frozenset(self._reading)
+
     def load(self, name: str, path: Path) -> None:
         """An adapter from its file, whole or not at all; raises Unprepared."""
         if name in self._bytes:
@@ -116,6 +122,8 @@ class Adapters:
                 self._handles.append(layer.register_forward_hook(self._hooks[layer]))
             self._hooks[layer].changes[name] = change
         self._bytes[name] = found.bytes
+        if found.reads:
+            self._reading.add(name)
 
     def check(self, adapter: Adapter | None) -> None:
         """Raises Invalid for one that is not loaded, or a weight that is no number."""
@@ -150,6 +158,7 @@ class Adapters:
         self._handles.clear()
         self._hooks.clear()
         self._bytes.clear()
+        self._reading.clear()
 
     def _runs(self, adapters: Sequence[Adapter | None]) -> tuple[Run, ...]:
         runs, start = [], 0

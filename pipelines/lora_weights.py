@@ -58,6 +58,7 @@ class Fitted:
     changes: dict[nn.Module, LowRank] = field(default_factory=dict)
     names: dict[nn.Module, str] = field(default_factory=dict)
     bytes: int = 0
+    reads: bool = False  # some are to a text encoder
 
 
 def read(path: Path, parts: Sequence[Part]) -> Fitted:
@@ -80,6 +81,7 @@ def read(path: Path, parts: Sequence[Part]) -> Fitted:
                 f"{path.name} has {some} and no {lacks.pop()} beside it; fetch it again."
             )
         alpha = said.alpha(number, names[0])
+        fitted.reads |= number > 0
         _fit(path.name, tensors, keys, [(n, part.layers[n]) for n in names], alpha, fitted)
     return fitted
 

@@ -24,7 +24,7 @@ Picture: TypeAlias = "NDArray[np.uint8]"  # [height, width, 3]
 FORMATS = "PNG", "JPEG", "WEBP", "GIF", "BMP"
 BYTES = 32_000_000  # of a file
 SIDE = 10_000  # pixels
-PIXELS = 40_000_000  # which take 120 MB while they are made smaller
+PIXELS = 40_000_000  # which take up to 320 MB while they are made smaller
 _ORIENTATION = 0x0112  # in what cameras write beside a picture
 _SIDEWAYS = (5, 6, 7, 8)
 _ERRORS: tuple[type[Exception], ...] = (
@@ -57,9 +57,11 @@ def pixels(name: str, source: Any, width: int, height: int) -> Picture:
     """
     with _opened(name, source) as image, _decoding(name):
         image.load()
-        upright = ImageOps.exif_transpose(image)
-        fitted = ImageOps.fit(_on_white(upright), (width, height), Image.Resampling.LANCZOS)
-    return np.array(fitted, dtype=np.uint8)
+        ImageOps.exif_transpose(image, in_place=True)
+        fitted = ImageOps.fit(_plain(image), (width, height), Image.Resampling.LANCZOS)
+    if fitted.mode == "RGBA":
+        fitted = Image.alpha_composite(Image.new("RGBA", fitted.size, "white"), fitted)
+    return np.array(fitted.convert("RGB"), dtype=np.uint8)
 
 
 @contextmanager
@@ -106,11 +108,9 @@ def _decoding(name: str) -> Iterator[None]:
         raise Invalid(f"{name} is broken ({why}); save it anew, or bring another.") from None
 
 
-def _on_white(image: Image.Image) -> Image.Image:
+def _plain(image: Image.Image) -> Image.Image:
+    """In colours, and with transparency where it has any; not copied where that is so."""
     if image.mode.startswith("I"):  # 16 bits, which would be cut off and not scaled
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    clear = image.convert("RGBA")
-    white = Image.new("RGBA", clear.size, "white")
-    return Image.alpha_composite(white, clear).convert("RGB")
+    wanted = "RGBA" if image.has_transparency_data else "RGB"
+    return image if image.mode == wanted else image.convert(wanted)

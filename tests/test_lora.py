@@ -490,6 +490,8 @@ def test_text_encoders_have_their_part_when_they_read(
     path = saved(tmp_path / "a.safetensors", *TEXT_FORMATS[format](*changes))
     adapters = Adapters(model, encoders)
     adapters.load("first", path)
+    adapters.load("second", saved(tmp_path / "b.safetensors", peft(drawn(model, 1, TO_Q))))
+    assert adapters.reading == {"first"}
     for encoder, change in zip(encoders, changes, strict=True):
         bare = read(encoder)
         with adapters.rows(mix := [("first", 1.0), None, ("first", 0.5), *[None] * 3]):
