@@ -10,19 +10,21 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pipelines import families, models, parts
+from pipelines import families, lora_files, models, parts
 from pipelines.autoencoder import Autoencoder
 from pipelines.device import guarded, settle, step_seconds
 from pipelines.drawn import Adapter, Facts, ImageJob, check, told
-from pipelines.readers import Condition, Read, Reader, Remembering
+from pipelines.lora import Adapters
+from pipelines.readers import Asked, Condition, Read, Reader, Remembering
 from pipelines.safety import Checker
 from pipelines.sketch import Sketch
 from pipelines.solvers import Solvers, generators
@@ -57,28 +59,6 @@ class Family(Protocol):
         ...
 
 
-class Adapters(Protocol):
-    """Small changes to a denoiser, each row its own."""
-
-    names: Sequence[str]
-
-    def rows(self, rows: Sequence[Adapter | None]) -> AbstractContextManager[None]:
-        """Around a forward: for every row the adapter and its weight, or none."""
-        ...
-
-
-class NoAdapters:
-    """For a denoiser as it is."""
-
-    names: Sequence[str] = ()
-
-    def __init__(self, denoiser: Any) -> None:
-        pass
-
-    def rows(self, rows: Sequence[Adapter | None]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
 class ImagePipeline:
     """A few settings, whose defaults suit most machines, until `load` brings the model."""
 
@@ -89,7 +69,7 @@ class ImagePipeline:
         dtype: str | None = None,  # else CARPOOL_DTYPE, else what the hardware computes in
         threads: int | None = None,  # of torch on a host; None means one a core
         exact: bool = False,  # the same bits whatever the load: every call has as many rows
-        adapters: Callable[[Any], Adapters] = NoAdapters,  # for a denoiser
+        adapters: Mapping[str, Path] | None = None,  # by name; else the files in CARPOOL_LORA
         words: str | None = None,  # the folder of the encoder that the emoji model reads with
     ) -> None:
         self._wanted = model or os.environ.get(models.SETTINGS["image"]) or None
@@ -97,7 +77,7 @@ class ImagePipeline:
         self._dtype = dtype or os.environ.get("CARPOOL_DTYPE") or "auto"
         self._threads = threads
         self._rows = EXACT if exact else None
-        self._make_adapters = adapters
+        self._files = adapters
         self._words = words
         self._family: Family | None = None
 
@@ -113,8 +93,8 @@ class ImagePipeline:
         family: Family = guarded(
             lambda: families.bring(found.folder, dtype, device, lambda: self._encoder(tell))
         )
-        self._adapters = self._make_adapters(family.denoiser)
-        self._reader = Remembering(family.reader, self._rows)
+        self._adapters = self._adapted(family)
+        self._reader = Remembering(family.reader, self._adapters.rows, self._rows)
         has_checker = parts.has(found.folder, "safety_checker")
         self._checker = Checker(found.folder, device) if has_checker else None
         with torch.inference_mode():
@@ -126,16 +106,18 @@ class ImagePipeline:
             **found.details(device, dtype),
             **told(family.facts),
             "solvers": json.dumps(family.solvers.names),
-            "adapters": json.dumps(tuple(self._adapters.names)),
+            "adapters": json.dumps(self._adapters.names),
             "checked": "yes" if has_checker else "no",
         }
         modules = [family.denoiser, family.autoencoder.model, *family.reader.models]
         held = sum(each.nbytes for m in modules for each in (*m.parameters(), *m.buffers()))
+        held += self._adapters.bytes
         return Card(details=details, target=step_seconds(device), held=held)
 
     def unload(self) -> None:
         """Free the model and all that was read."""
         if self._family is not None:
+            self._adapters.close()
             del self._adapters, self._reader, self._checker
         self._family = None
         gc.collect()
@@ -146,7 +128,7 @@ class ImagePipeline:
         """Nothing is computed; a mark has the latents after some steps."""
         job: ImageJob = request.payload
         family = self._known()
-        check(job, family.facts, tuple(self._adapters.names))
+        check(job, family.facts, self._adapters.names)
         length = family.length(job.height, job.width)
         solver = family.solvers.begin(job.solver, job.steps, job.begin, length)
         return Sketch.opened(job, solver, mark or ())
@@ -186,11 +168,10 @@ class ImagePipeline:
         """Read all texts together, and begin what has not been begun."""
         family = self._known()
         jobs: list[ImageJob] = [row.request.payload for row in rows]
-        texts = [text for job in jobs for text in _texts(job)]
-        reads = iter(self._reader.read(texts))
+        reads = iter(self._reader.read([asked for job in jobs for asked in self._asked(job)]))
         found: list[Advance | Exception] = []
         for row, job in zip(rows, jobs, strict=True):
-            own = [next(reads) for _ in _texts(job)]
+            own = [next(reads) for _ in self._asked(job)]
             latents = self._begun(row.state) if row.state.latents is None else row.state.latents
             sketch = replace(
                 row.state,
@@ -200,6 +181,12 @@ class ImagePipeline:
             )
             found.append(Advance(sketch, 1, Output(progress=sketch.progress)))
         return found
+
+    def _asked(self, job: ImageJob) -> list[Asked]:
+        """What is read for a job, in the order of its conditions."""
+        adapter = job.adapter if job.adapter and job.adapter[0] in self._adapters.reading else None
+        texts = [job.negative, job.prompt] if job.guided else [job.prompt]
+        return [(text, adapter) for text in texts]
 
     def _begun(self, sketch: Sketch) -> Tensor:
         """Noise, over a picture where there is one: [count, channels, height, width] on the
@@ -311,6 +298,14 @@ class ImagePipeline:
         output = Output(progress=sketch.progress, result=sketch.result())
         return Advance(sketch, len(sketch.images) - len(row.state.images), output)
 
+    def _adapted(self, family: Family) -> Adapters:
+        """A model with the adapters that settings name; raises Unprepared for what fits none."""
+        files = lora_files.named(os.environ) if self._files is None else self._files
+        adapters = Adapters(family.denoiser, family.reader.models, exact=self._rows is not None)
+        for name, path in files.items():
+            guarded(partial(adapters.load, name, path))
+        return adapters
+
     def _encoder(self, tell: Tell) -> Any:
         return models.find(self._words, "embed", tell).folder
 
@@ -323,8 +318,3 @@ class ImagePipeline:
 def _advanced(row: Row, sketch: Sketch, preview: Any) -> Advance:
     output = Output(preview=preview, progress=sketch.progress)
     return Advance(sketch, sketch.done - row.state.done, output)
-
-
-def _texts(job: ImageJob) -> list[str | None]:
-    """What is read for a job, in the order of its conditions."""
-    return [job.negative, job.prompt] if job.guided else [job.prompt]

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 from pipelines import checks
 from pipelines.chat import counted
 from pipelines.checks import check_unicode, choice, kind, number, shown, text, whole
-from pipelines.pictures import Picture, looked, pixels
-from queueing.work import Card, Invalid, Request, Work, message
+from pipelines.drawn import GUIDANCE, MOST, STEPS, Adapter, Drawn, Facts, ImageJob, heard
+from pipelines.pictures import looked, pixels
+from queueing.work import Card, Invalid, Request
 
 CHARACTERS = 100_000  # of a prompt; a model reads far fewer, and says what it left out
 SEED = (1 << 64) - 1
@@ -38,91 +39,6 @@ FIELDS = (
     "image",
     "strength",
 )
-# From here to the next such line this is one import of the file that holds the words of pictures.
-Adapter: TypeAlias = "tuple[str, float]"  # its name and weight
-MOST = 4  # pictures of one request
-STEPS = 500
-GUIDANCE = 100.0
-
-
-@message
-class Facts:
-    """What a model lets people ask for, and what it suggests; a card's details have each as JSON,
-    and beside them the names of its "solvers", the one it suggests first, and of its "adapters".
-    """
-
-    family: str
-    steps: int
-    guidance: float
-    size: int  # of a side, in pixels
-    multiple: int
-    least: int
-    most: int
-    shown: bool = False  # guidance is shown to the model, so it takes no second row
-    negatives: bool = True
-
-
-@message
-class ImageJob:
-    """What to draw: `count` pictures of the seeds from `seed` on, in pixels of `height` and
-    `width`; no negative is not the same as an empty one. An `image` has that size.
-    """
-
-    prompt: str
-    negative: str | None = None
-    steps: int = 25
-    guidance: float = 5.0
-    seed: int = 0
-    count: int = 1
-    height: int = 512
-    width: int = 512
-    solver: str = "euler"
-    adapter: Adapter | None = None
-    image: Picture | None = None
-    strength: float = 0.8
-    shown: bool = False
-
-    @property
-    def weight(self) -> int:
-        """Rows of a forward: with guidance, a picture takes two."""
-        return self.count * (2 if self.guidance > 1 and not self.shown else 1)
-
-    @property
-    def begin(self) -> int:
-        """The first step that is taken, of `steps`."""
-        return 0 if self.image is None else self.steps - max(int(self.steps * self.strength), 1)
-
-    def request(self, task: str = "image", **fields: Any) -> Request:
-        """A checked request for this job."""
-        size = self.height, self.width
-        encode = "encode", *(() if self.image is None else size)
-        plan = (
-            Work(encode, weight=self.weight // self.count),
-            Work(("denoise", *size), 1, self.steps - self.begin, self.weight, serial=True),
-            Work(("decode", *size), 1, self.count, serial=True),
-        )
-        return Request(task, self, plan, **fields)
-
-
-def heard(details: Mapping[str, str]) -> Facts:
-    """What a card said."""
-    return Facts(**{each.name: json.loads(details[each.name]) for each in fields(Facts)})
-
-
-# To here.
-
-
-class Drawn(Protocol):
-    """Pictures as they came; one that must not be shown is None."""
-
-    @property
-    def images(self) -> Sequence[Picture | None]: ...
-
-    @property
-    def cut(self) -> int: ...
-
-    @property
-    def cut_negative(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

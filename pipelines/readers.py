@@ -1,12 +1,13 @@
 """Prompts as a denoiser takes them: token states and vectors of the text encoders of each family.
 
 A prompt always becomes as many tokens as its family reads, so that nobody's length shows in another
-row. It does not know denoisers, requests or adapters.
+row. It does not know denoisers or requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor
 
 from pipelines import proof
+from pipelines.drawn import Adapter
 from pipelines.fetch import Unprepared
 from pipelines.weights import must_be_whole, opened
 
 Condition: TypeAlias = "dict[str, Tensor]"  # what a denoiser is told, by the names of its arguments
+Asked: TypeAlias = "tuple[str | None, Adapter | None]"  # a text, and what changes how it is read
+Around: TypeAlias = "Callable[[Sequence[Adapter | None]], AbstractContextManager[None]]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,27 +192,31 @@ class Sentences:
 
 
 class Remembering:
-    """A reader that keeps what it read last, so many bytes; with `rows`, it always reads that many
-    texts together.
+    """A reader that keeps what it read last, so many bytes, by text and adapter; `rows` puts the
+    adapters around a reading. With `size`, it always reads that many texts together.
     """
 
-    def __init__(self, reader: Reader, rows: int | None = None, most: int = 64 << 20) -> None:
+    def __init__(
+        self, reader: Reader, rows: Around, size: int | None = None, most: int = 64 << 20
+    ) -> None:
         self._reader = reader
         self._rows = rows
+        self._size = size
         self._most = most
-        self._kept: dict[str | None, Read] = {}  # what was asked for last comes last
+        self._kept: dict[Asked, Read] = {}  # what was asked for last comes last
 
-    def read(self, texts: Sequence[str | None]) -> list[Read]:
+    def read(self, asked: Sequence[Asked]) -> list[Read]:
         """What each text is, in their order."""
-        found = {text: self._kept.pop(text) for text in dict.fromkeys(texts) if text in self._kept}
-        missing = [text for text in dict.fromkeys(texts) if text not in found]
-        size = self._rows or max(len(missing), 1)
+        found = {each: self._kept.pop(each) for each in dict.fromkeys(asked) if each in self._kept}
+        missing = [each for each in dict.fromkeys(asked) if each not in found]
+        size = self._size or max(len(missing), 1)
         for start in range(0, len(missing), size):
             some = missing[start : start + size]
-            full = some + some[:1] * (size - len(some)) if self._rows else some
-            found |= dict(zip(some, self._reader.read(full), strict=False))
+            full = some + some[:1] * (size - len(some)) if self._size else some
+            with self._rows([adapter for _, adapter in full]):
+                found |= zip(some, self._reader.read([text for text, _ in full]), strict=False)
         self._kept |= found
         total = sum(read.bytes for read in self._kept.values())
         while total > self._most:
             total -= self._kept.pop(next(iter(self._kept))).bytes
-        return [found[text] for text in texts]
+        return [found[each] for each in asked]

@@ -462,14 +462,22 @@ def test_what_was_read_is_read_once_and_forgotten_at_a_bound(models: Models) -> 
             read.extend(texts)
             return [Read({"words": torch.zeros(2)}) for _ in texts]
 
-    reader = Remembering(Counting(), most=3 * 8)
-    assert len(reader.read(["a", "b", "a", None])) == 4
+    around: list[Any] = []
+
+    def rows(adapters: Sequence[Any]) -> Any:
+        around.append(list(adapters))
+        return nullcontext()
+
+    reader = Remembering(Counting(), rows, most=3 * 8)
+    plain = [(text, None) for text in ("a", "b", "a", None)]
+    assert len(reader.read(plain)) == 4
     assert read == ["a", "b", None]
-    reader.read(["a", "c"])
-    reader.read(["a", None, "c"])
+    reader.read([("a", None), ("c", None)])
+    reader.read([("a", None), (None, None), ("c", None)])
     assert read == ["a", "b", None, "c"]
-    reader.read(["b"])
-    assert read == ["a", "b", None, "c", "b"]
+    reader.read([("b", None), ("c", ("ink", 0.5))])
+    assert read == ["a", "b", None, "c", "b", "c"]
+    assert around == [[None] * 3, [None], [None, ("ink", 0.5)]]
 
 
 @pytest.mark.parametrize("hides", [True, False])
@@ -557,27 +565,6 @@ def test_a_wide_preview_is_thinned(models: Models) -> None:
     autoencoder = models("sdxl").pipeline._known().autoencoder
     (seen,) = autoencoder.rough(torch.randn(1, 4, 300, 600))
     assert seen.shape == (100, 200, 3)
-
-
-def test_adapters_are_named_for_every_row_of_a_forward(models: Models) -> None:
-    seen: list[list[Any]] = []
-
-    class Named:
-        names = ("cat",)
-
-        def __init__(self, denoiser: Any) -> None:
-            pass
-
-        def rows(self, rows: Sequence[Any]) -> Any:
-            seen.append(list(rows))
-            return nullcontext()
-
-    made = pipeline(str(models.folder("sd")), adapters=Named)
-    loaded = Loaded(made, made.load(lambda fraction, text: None))
-    with_it = request(loaded, "with", steps=1, adapter=("cat", 0.5), count=2)
-    Stage(loaded).run({0: [with_it, request(loaded, "without", steps=1, guidance=1.0)]})
-    assert sorted(seen[0], key=str) == [("cat", 0.5)] * 4 + [None]
-    assert len(seen) == 1
 
 
 def test_models_are_let_go(models: Models) -> None:
