@@ -26,6 +26,8 @@ from pipelines.cache import root
 from pipelines.catalogue import FORMS
 from pipelines.chat_page import ChatPage
 from pipelines.file_page import FilePart, file_endpoint
+from pipelines.forms import Form
+from pipelines.image_page import ImagePage, image_endpoint
 from pipelines.models import named
 from pipelines.tables import BYTES
 from pipelines.task_page import ASSETS, TaskPage, endpoint
@@ -103,17 +105,29 @@ class Pages:
             ChatPage(door, self.blocks)
             gr.api(door.identity, api_name="identity", queue=False)
             for form in forms:
-                gr.api(endpoint(door, form), api_name=form.name, concurrency_limit=None)
+                call = self._endpoint(door, form)
+                gr.api(call, api_name=form.name, concurrency_limit=None)
                 if form.lines:
                     call = file_endpoint(door, self.blocks, form, form.lines)
                     gr.api(call, api_name=call.__name__, concurrency_limit=None)
         for form in forms:
-            if form.shows:
+            if form.verb:
                 with self.blocks.route(form.title, form.name):
-                    page = TaskPage(door, self.blocks, form)
-                    if form.lines:
-                        FilePart(door, self.blocks, page, form)
+                    self._page(door, form)
         self.blocks.queue(api_open=False, default_concurrency_limit=None, max_size=SLOTS)
+
+    def _endpoint(self, door: Door, form: Form) -> Any:
+        if form.draws:
+            return image_endpoint(door, self.blocks, form)
+        return endpoint(door, form)
+
+    def _page(self, door: Door, form: Form) -> None:
+        if form.draws:
+            ImagePage(door, self.blocks, form)
+            return
+        page = TaskPage(door, self.blocks, form)
+        if form.lines:
+            FilePart(door, self.blocks, page, form)
 
 
 def launch(door: Door, page: Pages, settings: Settings) -> None:

@@ -37,6 +37,7 @@ class Tables:
 CHAT = Model("pipelines.text:TextPipeline", Policy(rows=32, units=2048))
 ITEMS = Policy(rows=256, units=16_384)  # of tokens of texts that are computed in one piece
 SUMMARIES = Policy(rows=32, units=4096, preload=False)  # of tokens: of texts, or one a row
+IMAGES = Model("pipelines.image:ImagePipeline", Policy(rows=32, units=1024))  # of steps
 FRONTS = {
     "chat": "pipelines.fronts:ChatFront",
     "embed": "pipelines.embed:EmbedFront",
@@ -44,6 +45,7 @@ FRONTS = {
     "answer": "pipelines.answer:AnswerFront",
     "fill": "pipelines.fill:FillFront",
     "summarise": "pipelines.summarise:SummariseFront",
+    "image": "pipelines.image_front:ImageFront",
 }
 
 
@@ -66,7 +68,7 @@ OWN: dict[str, tuple[str, Model]] = {  # of tasks to which a setting gives a mod
 
 def served(own: Mapping[str, str]) -> Tables:
     """What is served; `own` names the tasks for which a setting names a model."""
-    made = Tables({"chat": CHAT, "embed": encodes("embed")}, dict(FRONTS))
+    made = Tables({"chat": CHAT, "embed": encodes("embed"), "image": IMAGES}, dict(FRONTS))
     for task in own.keys() & OWN.keys():
         made.fronts[task], made.models[task] = OWN[task]
     return made

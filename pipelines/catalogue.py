@@ -233,7 +233,45 @@ SUMMARISE = Form(
     ),
     streams=True,
 )
-FORMS = {form.name: form for form in (CHAT, EMBED, CLASSIFY, ANSWER, FILL, SUMMARISE)}
+IMAGE = Form(
+    name="image",
+    title="Pictures",
+    about="""Draw pictures of what a prompt says; what is left out is as the model suggests.
+
+    Gives {"status", "progress": 0 to 1 or null} again and again, and at the end {"images": a PNG
+    file for each, or null where the model's safety checker hides it, "seeds": the seed of each,
+    "cut", "cut_negative": how many tokens of the prompt and of the negative were too many for the
+    model, "status"}. negative: what should not be there. seed: the same seed, prompt and settings
+    give the same picture; several take the seeds after it. count: 1 to 4 pictures. solver, adapter:
+    a refusal names those that there are; weight: how much of the adapter. image: a picture to draw
+    over, gradio_client.handle_file("name.png"), and strength, how much of it is drawn anew.""",
+    intro="Say what to draw. People join and leave a batch at any step, each with settings of "
+    "their own.",
+    verb="Draw",
+    fields=(
+        Field("prompt", "text", "Prompt", needed=True, hint="A red apple with a green leaf"),
+        Field("negative", "text", "Negative prompt", hint="What should not be there"),
+        Field("width", "number", "Width", choices=(8, 2048, 8)),
+        Field("height", "number", "Height", choices=(8, 2048, 8)),
+        Field("steps", "number", "Steps", choices=(1, 100, 1)),
+        Field("guidance", "number", "Guidance", choices=(0, 20, 0.5), taken=float),
+        Field("seed", "number", "Seed", hint="A new one each time"),
+        Field("count", "number", "Pictures", value=1, choices=(1, 4, 1)),
+        Field("solver", "choice", "Solver"),
+        Field("adapter", "choice", "Adapter"),
+        Field("weight", "number", "Weight of the adapter", 1.0, choices=(-2, 2, 0.05), taken=float),
+        Field("image", "picture", "Draw over a picture"),
+        Field("strength", "number", "Drawn anew", 0.8, choices=(0.05, 1, 0.05), taken=float),
+    ),
+    examples=(
+        ("red apple",),
+        ("blue heart",),
+        ("smiling face with sunglasses",),
+        ("yellow duck",),
+    ),
+    draws=True,
+)
+FORMS = {form.name: form for form in (CHAT, EMBED, CLASSIFY, ANSWER, FILL, SUMMARISE, IMAGE)}
 
 
 def _bars(words: Sequence[Mapping[str, Any]]) -> dict[str, float]:

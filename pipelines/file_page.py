@@ -8,18 +8,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, closing
-from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.utils import get_upload_folder, is_in_or_equal
-from gradio_client.utils import is_file_obj_with_meta
 
 from pipelines.brought import MISSING, Brought
 from pipelines.forms import Form, Lines
 from pipelines.tables import LINES, SUFFIXES, opened
-from pipelines.task_page import PAGE, TaskPage, current
+from pipelines.task_page import (
+    EMPTY,
+    FILE,
+    FOLDER,
+    PAGE,
+    TaskPage,
+    as_file,
+    brought,
+    current,
+    described,
+)
 from queueing.bulk import Progress
 from queueing.desk import Caller, Phase, View
 from queueing.door import Door
@@ -27,10 +34,8 @@ from queueing.lines import bar, dot
 from queueing.shelf import make_room
 from queueing.work import Invalid, Status
 
-FOLDER = Path(get_upload_folder())
 NONE = Progress(Status.RUNNING, 0, 0, 0, 0.0)
 LABEL = 60  # characters of a column's name in the list of them
-FILE: dict[str, Any] = {**PAGE, "preprocess": False}  # Gradio's leaves a file behind each time
 ABOUT = """Do /{name} with all lines of a CSV or text file, {most:,} at most, while nobody waits.
 
     file: gradio_client.handle_file("name.csv"). column: the name or number of the column of texts;
@@ -58,7 +63,7 @@ class Errands:
         nobody asks for the last.
         """
         await asyncio.to_thread(make_room, self._blocks.upload_file_set)
-        given = _brought(file), column, header, asked
+        given = brought(file), column, header, asked
         with closing(Brought(self._form, self._lines, *given, FOLDER)) as freight:
             async with aclosing(self._door.carry(self._form.name, freight, caller)) as views:
                 async for view in views:
@@ -76,15 +81,14 @@ class Errands:
 def file_endpoint(door: Door, blocks: gr.Blocks, form: Form, lines: Lines) -> Callable[..., Any]:
     """A task for files, as programs call it."""
     fields = [field for field in form.fields if field.name != lines.field]
-    kind, empty = Parameter.POSITIONAL_OR_KEYWORD, Parameter.empty
-    taken = {f.name: (f.type, empty if f.needed else f.value) for f in fields}
-    needed = {name: each for name, each in taken.items() if each[1] is empty}
+    taken = {f.name: (f.type, EMPTY if f.needed else f.value) for f in fields}
+    needed = {name: each for name, each in taken.items() if each[1] is EMPTY}
     named = {"column": (str | None, None), "header": (bool, True)}
-    takes = {"file": (gr.FileData, empty), **needed, **named, **taken}
+    takes = {"file": (gr.FileData, EMPTY), **needed, **named, **taken}
     errands = Errands(door, blocks, form, lines)
 
-    async def call(request: gr.Request, *given: Any) -> AsyncIterator[dict[str, Any]]:
-        values = dict(zip(takes, given, strict=True))
+    async def call(request: gr.Request, *sent: Any) -> AsyncIterator[dict[str, Any]]:
+        values = dict(zip(takes, sent, strict=True))
         own = [values.pop(name) for name in ("file", *named)]
         asked = form.ask(values).payload()
         async with aclosing(errands.run(door.caller(current()), *own, asked)) as views:
@@ -95,15 +99,8 @@ def file_endpoint(door: Door, blocks: gr.Blocks, form: Form, lines: Lines) -> Ca
                     line = f"{view.line} {HINT}" if view.line == MISSING else view.line
                     raise gr.Error(line, print_exception=False)
 
-    first = Parameter("request", kind, annotation=gr.Request)
-    rest = [Parameter(n, kind, default=d, annotation=t) for n, (t, d) in takes.items()]
-    gives = AsyncIterator[dict[str, Any]]
-    call.__signature__ = Signature([first, *rest], return_annotation=gives)  # type: ignore[attr-defined]
-    call.__annotations__ = {each.name: each.annotation for each in (first, *rest)}
-    call.__annotations__["return"] = gives
-    call.__name__ = f"{form.name}_file"
-    call.__doc__ = ABOUT.format(name=form.name, most=LINES, names=lines.about)
-    return call
+    about = ABOUT.format(name=form.name, most=LINES, names=lines.about)
+    return described(call, f"{form.name}_file", about, takes, dict[str, Any])
 
 
 class FilePart:
@@ -155,7 +152,7 @@ class FilePart:
 
     async def look(self, file: Any, header: Any) -> dict[Any, Any]:
         """The columns of what was chosen."""
-        path = _brought(file)
+        path = brought(file)
         none = {self.column: gr.update(choices=[], value=None), self.line: dot("idle", "")}
         if path is None:
             return none
@@ -195,17 +192,10 @@ class FilePart:
         self._door.desk.stop(ride, request.session_hash)
 
 
-def _brought(file: Any) -> Path | None:
-    """Where a file lies that Gradio took in; None for all else, wherever a caller says it is."""
-    if not is_file_obj_with_meta(file) or not is_in_or_equal(file["path"], FOLDER):
-        return None
-    return Path(file["path"])
-
-
 def _told(view: View, path: str | None) -> dict[str, Any]:
     """Where a file is, for programs."""
     done = view.progress or NONE
     left = None if done.eta is None or view.phase.terminal else round(done.eta, 1)
     counts = {"done": done.done, "total": done.total, "failed": done.failed, "left": left}
-    file = gr.FileData(path=path, orig_name=Path(path).name).model_dump() if path else None
+    file = as_file(Path(path)) if path else None
     return {"status": view.line, **counts, "file": file}

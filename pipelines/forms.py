@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from pipelines.checks import shows
 
-Kind: TypeAlias = Literal["text", "long", "lines", "words", "choice", "switch", "number"]
+Kind: TypeAlias = Literal["text", "long", "lines", "words", "choice", "switch", "number", "picture"]
 Show: TypeAlias = Literal["text", "bars", "marked", "drawing", "data"]
 TYPES: Mapping[str, Any] = {"lines": list[str], "words": list[str], "switch": bool, "number": int}
 
@@ -113,6 +113,7 @@ class Form:
     shows: tuple[Shown, ...] = ()
     examples: tuple[tuple[Any, ...], ...] = ()
     streams: bool = False
+    draws: bool = False  # pictures, on a page and with an endpoint of their own
     lines: Lines | None = None  # of a file, where one may be brought
     ask: Callable[[Mapping[str, Any]], Asked] = Plain
 

@@ -28,7 +28,6 @@ FIELDS = (
     "negative",
     "width",
     "height",
-    "size",
     "steps",
     "guidance",
     "seed",
@@ -75,10 +74,8 @@ class ImageFront:
         checks.fields("A picture", payload, FIELDS)
         text("prompt", payload.get("prompt"), CHARACTERS)
         _negative(payload)
-        for side in ("width", "height", "size"):
+        for side in ("width", "height"):
             whole(side, payload, 1, 1, None)
-        if payload.get("size") is not None and {"width", "height"} & _given(payload):
-            raise Invalid("size is given, and width or height too; leave one or the other out.")
         whole("steps", payload, 1, 1, STEPS)
         number("guidance", payload, 1.0, 0.0, GUIDANCE)
         whole("seed", payload, 0, 0, SEED)
@@ -132,10 +129,6 @@ class ImageFront:
         return line
 
 
-def _given(payload: Mapping[str, Any]) -> set[str]:
-    return {name for name, value in payload.items() if value is not None}
-
-
 def _negative(payload: Mapping[str, Any]) -> str | None:
     """None is not the same as empty."""
     value = payload.get("negative")
@@ -152,11 +145,10 @@ def _negative(payload: Mapping[str, Any]) -> str | None:
 def _sides(payload: Mapping[str, Any], offer: Offer) -> tuple[int, int]:
     """Width and height: as asked, else as a picture that was brought, else as suggested."""
     image = payload.get("image")
-    if image is not None and not {"width", "height", "size"} & _given(payload):
+    if image is not None and payload.get("width") is None and payload.get("height") is None:
         width, height = _like(looked("image", image), offer.facts)
     else:
-        names = ("size", "size") if payload.get("size") is not None else ("width", "height")
-        width, height = (_side(name, payload, offer.facts) for name in names)
+        width, height = (_side(name, payload, offer.facts) for name in ("width", "height"))
     if width * height > offer.pixels:
         raise Invalid(
             f"width times height is {width * height:,} pixels; this device draws at most "

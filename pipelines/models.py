@@ -99,6 +99,7 @@ SETTINGS = {  # that name another model for a task, by a folder or a name on the
     "summarise": "CARPOOL_SUMMARISE_MODEL",
     "image": "CARPOOL_IMAGE_MODEL",
 }
+EMOJI = Path(__file__).parent.parent / "assets/emoji/model"  # this project's own
 IN_PARTS = ("image",)  # tasks whose models lie in folders, as diffusers has them
 
 
@@ -118,6 +119,8 @@ def default(task: str) -> Model:
 
 def find(wanted: str | None, task: str, tell: Tell) -> Found:
     """The model a user named (a folder or a name on the Hub), or the task's default."""
+    if not wanted and task == "image":
+        return Found(EMOJI, "Carpool emoji", "this project", "Apache-2.0")
     if not wanted:
         model = default(task)
         folder = prepare(model, tell)

@@ -1,7 +1,6 @@
-"""Pictures that people bring: files are looked at before they are opened, and become pixels.
-
-What is too large, broken or no picture is refused in a sentence by the header alone where it can
-be. It knows no task.
+"""Pictures that people bring, and that they get. Files are looked at before they are opened, and
+become pixels; what is too large, broken or no picture is refused in a sentence, by the header alone
+where it can be. It knows no task.
 """
 
 from __future__ import annotations
@@ -62,6 +61,13 @@ def pixels(name: str, source: Any, width: int, height: int) -> Picture:
     if fitted.mode == "RGBA":
         fitted = Image.alpha_composite(Image.new("RGBA", fitted.size, "white"), fitted)
     return np.array(fitted.convert("RGB"), dtype=np.uint8)
+
+
+def png(picture: Picture, level: int = 6) -> bytes:
+    """A PNG, which is smaller and takes longer at a higher level."""
+    file = BytesIO()
+    Image.fromarray(picture).save(file, "PNG", compress_level=level)
+    return file.getvalue()
 
 
 @contextmanager

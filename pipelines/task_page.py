@@ -18,6 +18,8 @@ from typing import Any
 import gradio as gr
 import orjson
 from gradio.context import LocalContext
+from gradio.utils import get_upload_folder, is_in_or_equal
+from gradio_client.utils import is_file_obj_with_meta
 
 from pipelines.forms import Field, Form, Shown
 from queueing.desk import BEAT, Phase, View
@@ -26,12 +28,17 @@ from queueing.lines import dot
 
 ASSETS = Path(__file__).parent.parent / "assets"
 GONE = "The server does not answer"
+EMPTY: Any = Parameter.empty
+FOLDER = Path(get_upload_folder())  # where files lie that Gradio took in, and those people get
 PLAIN = 1000  # entries of a list in a call of plain HTTP
 PAGE: dict[str, Any] = {
     "api_visibility": "private",
     "show_progress": "hidden",
     "concurrency_limit": None,
 }
+
+
+FILE: dict[str, Any] = {**PAGE, "preprocess": False}  # Gradio's leaves a file behind each time
 
 
 def script(name: str) -> str:
@@ -44,7 +51,19 @@ def current() -> Any:
     return events.get(LocalContext.event_id.get())
 
 
-async def _given(view: View, plain: bool) -> dict[str, Any]:
+def brought(file: Any) -> Path | None:
+    """Where a file lies that Gradio took in; None for all else, wherever a caller says it is."""
+    if not is_file_obj_with_meta(file) or not is_in_or_equal(file["path"], FOLDER):
+        return None
+    return Path(file["path"])
+
+
+def as_file(path: Path) -> dict[str, Any]:
+    """A file as programs get it."""
+    return gr.FileData(path=str(path), orig_name=path.name).model_dump()
+
+
+async def _answered(view: View, plain: bool) -> dict[str, Any]:
     """What a program gets: where its call is, at the end the result."""
     if not view.result:
         return {"status": view.line}
@@ -77,8 +96,8 @@ def _check_plain(given: Mapping[str, Any]) -> None:
 def endpoint(door: Door, form: Form) -> Callable[..., AsyncIterator[Any]]:
     """A task as programs call it, typed and described by its form."""
 
-    async def call(request: gr.Request, *given: Any) -> AsyncIterator[Any]:
-        event, values = current(), dict(zip(names, given, strict=True))
+    async def call(request: gr.Request, *sent: Any) -> AsyncIterator[Any]:
+        event, values = current(), dict(zip(takes, sent, strict=True))
         plain = event.data.simple_format
         if plain:
             _check_plain(values)
@@ -90,20 +109,28 @@ def endpoint(door: Door, form: Form) -> Callable[..., AsyncIterator[Any]]:
                     raise gr.Error(asked.in_fields(view.line), print_exception=False)
                 if view.phase.terminal or view.text != shown or monotonic() >= due:
                     shown, due = view.text, monotonic() + BEAT
-                    yield shown if form.streams else await _given(view, plain)
+                    yield shown if form.streams else await _answered(view, plain)
 
-    names = [field.name for field in form.fields]
-    kind, empty = Parameter.POSITIONAL_OR_KEYWORD, Parameter.empty
-    taken = [
-        Parameter(f.name, kind, default=empty if f.needed else f.value, annotation=f.type)
-        for f in form.fields
-    ]
+    takes = {f.name: (f.type, EMPTY if f.needed else f.value) for f in form.fields}
+    gives = str if form.streams else dict[str, Any]
+    return described(call, form.name, form.about, takes, gives)
+
+
+def described(
+    call: Callable[..., AsyncIterator[Any]],
+    name: str,
+    about: str,
+    takes: Mapping[str, tuple[Any, Any]],  # the type and the default of each
+    gives: Any,
+) -> Callable[..., AsyncIterator[Any]]:
+    """What takes all by position, as the API page shows it and gradio_client calls it."""
+    kind = Parameter.POSITIONAL_OR_KEYWORD
     first = Parameter("request", kind, annotation=gr.Request)
-    gives = AsyncIterator[str if form.streams else dict[str, Any]]
-    call.__signature__ = Signature([first, *taken], return_annotation=gives)  # type: ignore[attr-defined]
-    call.__annotations__ = {each.name: each.annotation for each in (first, *taken)}
-    call.__annotations__["return"] = gives
-    call.__name__, call.__doc__ = form.name, form.about
+    rest = [Parameter(each, kind, default=d, annotation=t) for each, (t, d) in takes.items()]
+    call.__signature__ = Signature([first, *rest], return_annotation=AsyncIterator[gives])  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in (first, *rest)}
+    call.__annotations__["return"] = AsyncIterator[gives]
+    call.__name__, call.__doc__ = name, about
     return call
 
 

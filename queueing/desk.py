@@ -63,6 +63,8 @@ class View:
     text: str = ""
     result: Any = None  # of what has finished
     progress: Progress | None = None  # of a file
+    preview: Any = None  # the latest, of what shows before it has finished
+    fraction: float | None = None  # done of it, where that is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,8 @@ class Desk:
             return View(Phase.WAITING, waiting_line(self.dispatcher.place(stream.id)))
         if state.away:
             return View(Phase.LOADING, restarting_line(state, stream), stream.text)
-        return View(Phase.RUNNING, running_line(stream), stream.text)
+        seen = {"preview": stream.preview, "fraction": stream.progress}
+        return View(Phase.RUNNING, running_line(stream), stream.text, **seen)
 
     def _carrying(self, task: str, progress: Progress) -> View:
         state, phase = self.dispatcher.state(task), ENDS.get(progress.status, Phase.RUNNING)

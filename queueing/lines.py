@@ -36,7 +36,8 @@ def waiting_line(place: Place | None) -> str:
 def running_line(stream: Stream) -> str:
     if stream.status is Status.PARKED:
         return "Paused while others ride, continues soon"
-    doing = "Writing" if stream.text else "Reading"
+    drawn = stream.preview is not None
+    doing = "Writing" if stream.text else "Drawing" if drawn else "Reading"
     if stream.progress is not None and not stream.text:
         doing = f"{doing}, {stream.progress:.0%}"
     if stream.riders == 0:

@@ -57,6 +57,7 @@ class Stage:
     ends: dict[str, End] = field(default_factory=dict)
     parked: dict[str, Any] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+    first: dict[str, int] = field(default_factory=dict)  # calls ridden when a preview came
     number: int = 0
 
     def __post_init__(self) -> None:
@@ -90,6 +91,8 @@ class Stage:
         self.parked.update(report.parked)
         if report.call is not None and report.call.reason is not Reason.LOAD:
             self.calls.append(report.call)
+        for id in report.outputs.keys() & self.previews.keys():
+            self.first.setdefault(id, sum(id in call.ids for call in self.calls))
         return True
 
     def run(self, arrivals: Mapping[int, Sequence[Request]] | None = None) -> Stage:

@@ -561,6 +561,16 @@ def test_previews_are_small_and_come_for_every_picture(models: Models) -> None:
             assert all(each.dtype == np.uint8 and max(each.shape) <= 256 for each in previews)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_preview_comes_with_the_second_call_of_everybody(
+    models: Models, family: str
+) -> None:
+    loaded = models(family)
+    people = [request(loaded, f"{n}", steps=3 + n % 4, seed=n) for n in range(20)]
+    stage = Stage(loaded).run({tick: people[tick::5] for tick in range(5)})
+    assert stage.first == {each.id: 2 for each in people}
+
+
 def test_a_wide_preview_is_thinned(models: Models) -> None:
     autoencoder = models("sdxl").pipeline._known().autoencoder
     (seen,) = autoencoder.rough(torch.randn(1, 4, 300, 600))

@@ -41,7 +41,7 @@ class Errand:
     ids: set[str] = field(default_factory=set)
 
     async def check(self, texts: Sequence[str]) -> Request:
-        return await asyncio.to_thread(self.house.request, *texts)
+        return await asyncio.to_thread(self.house.request, texts=list(texts))
 
     def submit(self, request: Request) -> Stream:
         stream = self.house.dispatcher.submit(request, "file")
@@ -73,7 +73,7 @@ async def file(folder: Path, setting: Setting, length: float, rate: float, say: 
     house = House(setting)
     await house.start()
     try:
-        requests = [house.request(text) for text in texts]
+        requests = [house.request(texts=[text]) for text in texts]
         await house.replay(requests[:200], [0.0] * 200, 60.0)
         for turn in range(ROUNDS):
             moments = arrivals(rate, length, turn)

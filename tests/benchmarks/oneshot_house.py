@@ -1,6 +1,6 @@
-"""Single texts through the dispatcher and a worker process, as the application runs them.
+"""Single requests through the dispatcher and a worker process, as the application runs them.
 
-Measures when each caller has a vector. It does not know the page, nor what it is compared to.
+Measures when each caller has a result. It does not know the page, nor what it is compared to.
 """
 
 from __future__ import annotations
@@ -8,32 +8,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pipelines import encodes
+from pipelines import Model, encodes
 from pipelines.embed import EmbedFront
 from queueing.dispatcher import Dispatcher
 from queueing.limits import Limits
 from queueing.metrics import CallRecord
 from queueing.process import ProcessWorker
 from queueing.stream import Stream
-from queueing.work import Card, Full, Policy, Request, Status
+from queueing.work import Card, Front, Full, Policy, Request, Status
 
-TASK = "embed"
-REGISTERED = encodes(TASK)
+TASK = "task"  # the only one
+REGISTERED = encodes("embed")
 GRACE = 3.0  # seconds after the last arrival, after which nobody waits any longer
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one caller: seconds from arrival to vector, or to being refused or giving
+    """What became of one caller: seconds from arrival to result, or to being refused or giving
     up.
     """
 
     seconds: float
     status: Status
+    result: Any = None
 
     @property
     def served(self) -> bool:
@@ -46,17 +47,20 @@ def seconds(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 class House:
-    """A dispatcher with one worker process; pipeline and policy are the registry's, if none is
-    given.
-    """
+    """A dispatcher with one worker process; what is not given is the registry's encoder."""
 
-    def __init__(self, setting: Mapping[str, Any], policy: Policy = REGISTERED.policy) -> None:
-        path, given = REGISTERED.pipeline
-        factories = {TASK: (path, {**given, **setting})}  # type: ignore[dict-item]
-        policies = {TASK: policy}
-        worker = partial(ProcessWorker, factories, policies)
+    def __init__(
+        self,
+        setting: Mapping[str, Any],
+        policy: Policy | None = None,
+        model: Model = REGISTERED,
+        front: Front | None = None,
+    ) -> None:
+        path, given = model.pipeline if isinstance(model.pipeline, tuple) else (model.pipeline, {})
+        policies = {TASK: policy or model.policy}
+        worker = partial(ProcessWorker, {TASK: (path, {**given, **setting})}, policies)
         self.dispatcher = Dispatcher(policies, [worker], Limits(total=20_000))
-        self.front = EmbedFront()
+        self.front = front or EmbedFront()
         self._card: Card | None = None
         self._people = 0
 
@@ -76,9 +80,9 @@ class House:
             raise RuntimeError("a request before the start")
         return self._card
 
-    def request(self, *texts: str) -> Request:
+    def request(self, **payload: Any) -> Request:
         """As the front makes it."""
-        return self.front.check({"texts": list(texts)}, self.card)
+        return replace(self.front.check(payload, self.card), task=TASK)
 
     def calls(self) -> list[CallRecord]:
         """Device calls since the last time this was asked."""
@@ -123,7 +127,7 @@ class House:
             stream.cancel()
         if stream.status is Status.FAILED:
             raise RuntimeError(f"a request failed: {stream.error}")
-        return Outcome(time.perf_counter() - at, stream.status)
+        return Outcome(time.perf_counter() - at, stream.status, stream.result)
 
 
 async def over(stream: Stream) -> None:

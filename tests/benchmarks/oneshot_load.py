@@ -72,7 +72,7 @@ class Street:
 
     def requests(self, name: str, count: int) -> list[Request]:
         house = self.houses[name]
-        return [house.request(self._texts[n % PROBE]) for n in range(count)]
+        return [house.request(texts=[self._texts[n % PROBE]]) for n in range(count)]
 
     async def __aenter__(self) -> Street:
         async with AsyncExitStack() as stack:
