@@ -68,7 +68,7 @@ class ImagePipeline:
         device: str = "auto",
         dtype: str | None = None,  # else CARPOOL_DTYPE, else what the hardware computes in
         threads: int | None = None,  # of torch on a host; None means one a core
-        exact: bool = False,  # the same bits whatever the load: every call has as many rows
+        exact: bool | None = None,  # every call has as many rows; None: as CARPOOL_EXACT says
         adapters: Mapping[str, Path] | None = None,  # by name; else the files in CARPOOL_LORA
         words: str | None = None,  # the folder of the encoder that the emoji model reads with
     ) -> None:
@@ -76,7 +76,8 @@ class ImagePipeline:
         self._device = device
         self._dtype = dtype or os.environ.get("CARPOOL_DTYPE") or "auto"
         self._threads = threads
-        self._rows = EXACT if exact else None
+        said = os.environ.get("CARPOOL_EXACT", "").lower() in ("1", "true", "yes")
+        self._rows = EXACT if (said if exact is None else exact) else None
         self._files = adapters
         self._words = words
         self._family: Family | None = None

@@ -36,6 +36,7 @@ class Settings:
         given = {name: text for name, text in environment.items() if text}
         port = "CARPOOL_PORT" if "CARPOOL_PORT" in given else "GRADIO_SERVER_PORT"
         _one_of(given, "CARPOOL_DTYPE", "auto", FORMATS)
+        _one_of(given, "CARPOOL_EXACT", "no", TRUE + FALSE, str.lower)
         return cls(
             pipeline=_one_of(given, "CARPOOL_PIPELINE", "text", ("text", "fake")),
             rows=int(_number(given, "CARPOOL_ROWS", 32, 1, 1024, whole=True)),

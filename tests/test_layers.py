@@ -26,7 +26,12 @@ ALLOWED = {  # what a room may import of this house
     "kernels": {"kernels"},
     "pipelines": {"pipelines", "kernels", "queueing.work"},
 }
-PAGES = {"task_page.py", "chat_page.py", "file_page.py"}  # know both sides, as app.py does
+PAGES = {
+    "task_page.py",
+    "chat_page.py",
+    "file_page.py",
+    "image_page.py",
+}  # know both sides, as app.py does
 HEAVY = {"torch", "transformers", "diffusers", "gradio"}
 BARRED = {"queueing": HEAVY, "kernels": HEAVY - {"torch"}, "pipelines": {"gradio"}}
 TOP = {"app.py", "requirements.txt", "README.md", "pyproject.toml", "Makefile", "LICENSE"}

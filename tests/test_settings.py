@@ -43,6 +43,7 @@ def test_a_secret_that_can_be_guessed_is_refused() -> None:
 WRONG = [
     ("CARPOOL_PIPELINE", "foo", "choose text or fake."),
     ("CARPOOL_DTYPE", "float8", "choose auto, float32, bfloat16 or float16."),
+    ("CARPOOL_EXACT", "maybe", "choose 1, true, yes, 0, false or no."),
     ("CARPOOL_ROWS", "0", "give a whole number from 1 to 1024."),
     ("CARPOOL_ROWS", "x", "give a whole number from 1 to 1024."),
     ("CARPOOL_ROWS", "1.5", "give a whole number from 1 to 1024."),
