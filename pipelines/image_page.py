@@ -37,6 +37,7 @@ from queueing.door import Door
 from queueing.lines import dot
 from queueing.shelf import make_room
 
+OFFERED = ("negative", "width", "height", "steps", "guidance", "solver", "adapter", "weight")
 KEPT = 24  # pictures in a gallery
 DICE = "() => String(crypto.getRandomValues(new Uint32Array(1))[0])"
 AGAIN = "Again with seed {seed}"
@@ -108,6 +109,7 @@ class ImagePage:
         self._drawings = Drawings(door, blocks)
         top(form.name)
         self.token, self.ride = person(door, blocks), gr.Textbox("", visible=False)
+        self.known = gr.Checkbox(False, visible=False)  # whether the model has said what it takes
         gr.Markdown(form.intro)
         self._lay_out()
         self._connect(blocks)
@@ -122,12 +124,13 @@ class ImagePage:
                     self.go = gr.Button(self._form.verb, variant="primary", elem_id="go")
                     self.halt = gr.Button("Stop", visible=False, elem_id="halt")
                 self.line = gr.HTML(dot("idle", ""), elem_id="line")
-                with gr.Accordion("Settings", open=False, elem_id="settings"):
+                with gr.Accordion("Settings", open=False, visible=False, elem_id="settings") as all:
+                    self.settings = all
                     made["negative"].render()
                     _row(made, "count", "steps", "guidance")
                     with gr.Row(equal_height=True):
                         made["seed"].render()
-                        self.dice = gr.Button("🎲 Throw", elem_id="dice", min_width=90, scale=0)
+                        self.dice = gr.Button("Throw dice", size="sm", elem_id="dice", scale=0)
                     _row(made, "width", "height")
                     made["solver"].render()
                     _row(made, "adapter", "weight")
@@ -144,7 +147,7 @@ class ImagePage:
         gr.Examples([list(each) for each in self._form.examples], [made["prompt"]])
 
     def _connect(self, blocks: gr.Blocks) -> None:
-        inputs = [self.token, self.gallery, *self.fields.values()]
+        inputs = [self.token, self.gallery, self.known, *self.fields.values()]
         outputs = [
             self.line, self.ride, self.go, self.halt, self.live, self.gallery, self.chosen,
             self.again,
@@ -156,26 +159,27 @@ class ImagePage:
         self.dice.click(None, None, seed, js=DICE, **PAGE)
         self.again.click(None, self.chosen, seed, js="(seed) => seed", **PAGE).then(**run)
         self.gallery.select(self.choose, None, [self.chosen, self.again], queue=False, **PAGE)
-        blocks.load(self.offer, None, list(self.fields.values()), **PAGE)
+        blocks.load(self.offer, None, [self.known, self.settings, *self.fields.values()], **PAGE)
 
     async def offer(self) -> AsyncIterator[dict[Any, Any]]:
         """What the model takes and suggests, as soon as it is there."""
         async with aclosing(self._door.desk.states("image")) as states:
             async for state in states:
                 if state.card is not None:
-                    offered = _offered(Offer.of(state.card))
-                    yield {self.fields[name]: gr.update(**how) for name, how in offered.items()}
+                    offered = _offered(Offer.of(state.card)).items()
+                    looks = {self.fields[name]: gr.update(**how) for name, how in offered}
+                    yield {self.known: True, self.settings: _seen(True), **looks}
                 if state.card is not None or state.error:
                     return
                 yield gr.skip()  # which notices that nobody looks any more
 
     async def run(
-        self, request: gr.Request, token: Any, gallery: Any, *written: Any
+        self, request: gr.Request, token: Any, gallery: Any, known: Any, *written: Any
     ) -> AsyncIterator[dict[Any, Any]]:
         """Some pictures on the page."""
         caller, shown = self._door.caller(current(), token), None
         fields = zip(self._form.fields, written, strict=True)
-        asked = {field.name: _read(field, value) for field, value in fields}
+        asked = {f.name: _read(f, value) for f, value in fields if known or f.name not in OFFERED}
         yield {self.ride: caller.id, self.go: _seen(False), self.halt: _seen(True), self.live: ""}
         async with aclosing(self._drawings.run(caller, asked)) as views:
             async for view, files in views:
@@ -225,11 +229,9 @@ def _hanging(gallery: Any) -> list[tuple[str, str]]:
 def _offered(offer: Offer) -> dict[str, dict[str, Any]]:
     """How each field looks for a model."""
     facts = offer.facts
-    side = {
-        "minimum": facts.least, "maximum": facts.most, "step": facts.multiple, "value": facts.size,
-    }  # fmt: skip
-    if facts.least == facts.most:
-        side = {"visible": False}
+    side: dict[str, Any] = {"value": facts.size, "visible": facts.least < facts.most}
+    if facts.least < facts.most:  # a slider has two ends
+        side |= {"minimum": facts.least, "maximum": facts.most, "step": facts.multiple}
     adapted = bool(offer.adapters)
     names = [("none", ""), *((name, name) for name in offer.adapters)]
     return {

@@ -23,7 +23,7 @@ def main() -> None:
     words = argparse.ArgumentParser(prog="python -m assets.emoji.export")
     words.add_argument("--folder", type=Path, default=FOLDER, help="where it was trained")
     words.add_argument("--checkpoint", help=f"a file there; else {FINAL}, else {RUNNING}")
-    words.add_argument("--to", type=Path, default=Path(__file__).parent)
+    words.add_argument("--to", type=Path, default=Path(__file__).parent / "model")
     asked = words.parse_args()
     name = asked.checkpoint or (FINAL if (asked.folder / FINAL).exists() else RUNNING)
     unet = weights.new_unet()

@@ -19,6 +19,11 @@ UNet2DConditionModel: Any = diffusers.UNet2DConditionModel
 CHANNELS = 8  # of a latent
 SIDE = 16  # of a latent
 _WIDTH = 384  # of a caption's states
+INDEX = {  # for whom it draws
+    "_class_name": "CarpoolEmojiPipeline",
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "vae": ["diffusers", "AutoencoderTiny"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,11 @@ def read_unet(folder: Path) -> Any:
 
 
 def write(folder: Path, autoencoder: Any, unet: Any, scale: Scale) -> None:
-    """All three, in half precision, as the application reads them."""
+    """All three with their index, in half precision, as the application reads them."""
     autoencoder.half().save_pretrained(folder / "vae")
+    config = json.loads((folder / "vae/config.json").read_text())
+    config.pop("block_out_channels")  # which it writes, and warns of when it is read
+    (folder / "vae/config.json").write_text(json.dumps(config, indent=2) + "\n")
     unet.half().save_pretrained(folder / "unet")
+    (folder / "model_index.json").write_text(json.dumps(INDEX, indent=2) + "\n")
     scale.write(folder)
