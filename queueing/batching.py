@@ -17,6 +17,9 @@ from queueing.ledger import Floor
 from queueing.work import Key, Policy, Priority, Reason, Row, Work
 
 QUANTUM = 0.2  # seconds a lane keeps the device while another waits
+SHORT = (
+    0.1  # seconds of a call for which no lane's quantum is waited out, and that end a request first
+)
 QUIET = 0.05  # seconds at most that background waits for others to come back, or one call's length
 STRIDE = 0.01  # seconds of consecutive forwards worth one report, when no other lane waits
 SHARE = 0.5  # of a latency target that divisible work gets at least, however much rides beside it
@@ -130,9 +133,9 @@ class Batcher:
         if behind and not background:
             pool = [row for row in rows if row.request.priority is not Priority.BACKGROUND]
         lanes: dict[Lane, list[Row]] = {}  # in order of their best rows
-        for row in sorted(pool, key=lambda row: _rank(row, served)):
-            if row.work is not None:
-                lanes.setdefault((row.request.task, row.work.key), []).append(row)
+        ready = [row for row in pool if row.work is not None]
+        for row in sorted(ready, key=lambda row: (not self._ends(row), *_rank(row, served))):
+            lanes.setdefault((row.request.task, _work(row).key), []).append(row)
         lane = self._pick(lanes, now)
         ordered = _shortest_first(lanes[lane], served, now)
         batch = self._fill(lane, ordered, len(lanes) == 1, now)
@@ -152,10 +155,11 @@ class Batcher:
 
     def _pick(self, lanes: Mapping[Lane, list[Row]], now: float) -> Lane:
         """The lane that has the device keeps it for a quantum, unless a higher class waits
-        elsewhere.
+        elsewhere, or somebody who is served first and soon: a short call costs a lane little, and
+        whoever waits for it much.
         """
         current, best = self._lane, next(iter(lanes))
-        young = now - self._since < QUANTUM
+        young = now - self._since < QUANTUM and not self._short(lanes[best][0])
         if current is not None and current != best and current in lanes and young:
             mine = min(row.request.priority for row in lanes[current])
             if all(row.request.priority >= mine for lane in lanes.values() for row in lane):
@@ -163,6 +167,21 @@ class Batcher:
         if best != current or now - self._since >= QUANTUM:
             self._lane, self._since = best, now
         return best
+
+    def _ends(self, row: Row) -> bool:
+        """Whether it has done all but a little of another kind, for which it need not wait: what
+        was done before it was its turn, and nobody can have much of it.
+        """
+        plan, work = row.request.plan, _work(row)
+        return plan[0].key != work.key == plan[-1].key and self._short(row)
+
+    def _short(self, row: Row) -> bool:
+        """Whether all of its work of this kind is a short call."""
+        work = _work(row)
+        forwards = work.most if work.serial else 1
+        units = work.weight * work.most
+        seconds = self._costs.seconds((row.request.task, work.key), forwards, work.weight, units)
+        return seconds <= SHORT
 
     def _fill(self, lane: Lane, rows: Sequence[Row], alone: bool, now: float) -> Batch:
         """Rows in order until a limit is met; then what is left of the units goes to divisible

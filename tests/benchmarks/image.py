@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 import tempfile
 from pathlib import Path
+
+import torch
 
 from tests.benchmarks import image_plot, report
 from tests.benchmarks.image_ways import ALIKE, OURS, Asked, Carpool, Point, Static, asked, write
@@ -85,7 +86,7 @@ def verdict(points: list[Point]) -> str:
 def main() -> None:
     options = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
+    torch.set_num_threads(options.threads)
     say(f"`python -m tests.benchmarks.image {' '.join(sys.argv[1:])}`".replace(" `", "`"))
     say(f"\n{report.machine()}\nfloat32, {options.threads} threads for everybody's torch.\n")
     with tempfile.TemporaryDirectory() as folder:

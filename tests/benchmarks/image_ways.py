@@ -36,7 +36,7 @@ from tests.benchmarks.oneshot_house import House
 from tests.benchmarks.replay import percentiles
 
 OURS = "Carpool"
-SIDE = 64  # pixels
+SIDE = 32  # pixels
 STEPS, GUIDANCES = (4, 8, 20), (2.0, 5.0, 7.5)
 PROMPTS = ("red apple", "blue heart", "old bridge", "green leaf", "yellow duck", "night sky")
 MOST = 8  # pictures of a static batch
@@ -193,8 +193,8 @@ def write(folder: Path) -> Path:
         addition_embed_type="text_time", projection_class_embeddings_input_dim=80,
     )  # fmt: skip
     vae = AutoencoderKL(
-        block_out_channels=(32, 64), down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=4, sample_size=SIDE,
+        block_out_channels=(32, 32, 64), down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3, latent_channels=4, sample_size=SIDE,
     )  # fmt: skip
     scheduler = EulerDiscreteScheduler(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1,
