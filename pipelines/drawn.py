@@ -97,7 +97,8 @@ class ImageJob:
 
     def decoding(self, done: int = 0) -> Work:
         """The pictures that are left after so many, each a forward."""
-        return Work(("decode", self.height, self.width), 1, self.count - done, serial=True)
+        left = self.count - done
+        return Work(("decode", self.height, self.width), 1, left, serial=left > 1)
 
     def request(self, task: str = "image", **fields: Any) -> Request:
         """A checked request for this job."""

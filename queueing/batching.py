@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from queueing.costs import Costs, MemoryCaps
 from queueing.ledger import Floor
-from queueing.work import Key, Policy, Priority, Reason, Row, Work
+from queueing.turns import Lane, Turns, rank, work_of
+from queueing.work import Policy, Priority, Reason, Row, Work
 
 QUANTUM = 0.2  # seconds a lane keeps the device while another waits
 SHORT = (
@@ -27,8 +27,6 @@ AGE = 0.001  # seconds of waiting that everybody is credited with
 BURST = 0.02  # share of a call's seconds that it may be held back while a burst arrives
 BURST_GAP = (0.0005, 0.002)  # seconds since the last arrival, not worth a timer below, not longer
 BURST_LENGTH = 5  # such gaps in all
-
-Lane: TypeAlias = tuple[str, Key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Batch:
 
     @classmethod
     def of(cls, rows: Sequence[Row], grants: Sequence[int], reason: Reason) -> Batch:
-        works = tuple([_work(row) for row in rows])
+        works = tuple([work_of(row) for row in rows])
         weight = units = depth = load = 0.0
         forwards = 1
         for work, grant in zip(works, grants, strict=True):
@@ -100,8 +98,7 @@ class Batcher:
         self._sizes = sizes
         self._costs = costs
         self._caps = caps
-        self._lane: Lane | None = None
-        self._since = 0.0
+        self._turns = Turns(costs.seconds)
         self._held = False  # a call was held back for a burst
         self._disturbed = -math.inf  # when somebody other than background last came or was served
         self._floor = Floor()
@@ -114,6 +111,7 @@ class Batcher:
 
     def ran(self, batch: Batch, seconds: float, now: float) -> None:
         """A call ended, well or not."""
+        self._turns.ran(batch.lane, now)
         background = all(row.request.priority is Priority.BACKGROUND for row in batch.rows)
         self._floor.ran(seconds, background, self._waits)
         if not background:
@@ -133,10 +131,10 @@ class Batcher:
         if behind and not background:
             pool = [row for row in rows if row.request.priority is not Priority.BACKGROUND]
         lanes: dict[Lane, list[Row]] = {}  # in order of their best rows
-        ready = [row for row in pool if row.work is not None]
-        for row in sorted(ready, key=lambda row: (not self._ends(row), *_rank(row, served))):
-            lanes.setdefault((row.request.task, _work(row).key), []).append(row)
-        lane = self._pick(lanes, now)
+        for row in sorted(pool, key=lambda row: rank(row, served)):
+            if row.work is not None:
+                lanes.setdefault((row.request.task, row.work.key), []).append(row)
+        lane = self._turns.choose(lanes, served, now)
         ordered = _shortest_first(lanes[lane], served, now)
         batch = self._fill(lane, ordered, len(lanes) == 1, now)
         until = self._yield(batch) if background and not owed else self._hold(batch, now)
@@ -153,36 +151,6 @@ class Batcher:
         sums = batch.forwards, batch.weight, batch.units, batch.depth
         return self._costs.seconds(batch.lane, *sums)
 
-    def _pick(self, lanes: Mapping[Lane, list[Row]], now: float) -> Lane:
-        """The lane that has the device keeps it for a quantum, unless a higher class waits
-        elsewhere, or somebody who is served first and soon: a short call costs a lane little, and
-        whoever waits for it much.
-        """
-        current, best = self._lane, next(iter(lanes))
-        young = now - self._since < QUANTUM and not self._short(lanes[best][0])
-        if current is not None and current != best and current in lanes and young:
-            mine = min(row.request.priority for row in lanes[current])
-            if all(row.request.priority >= mine for lane in lanes.values() for row in lane):
-                return current
-        if best != current or now - self._since >= QUANTUM:
-            self._lane, self._since = best, now
-        return best
-
-    def _ends(self, row: Row) -> bool:
-        """Whether it has done all but a little of another kind, for which it need not wait: what
-        was done before it was its turn, and nobody can have much of it.
-        """
-        plan, work = row.request.plan, _work(row)
-        return plan[0].key != work.key == plan[-1].key and self._short(row)
-
-    def _short(self, row: Row) -> bool:
-        """Whether all of its work of this kind is a short call."""
-        work = _work(row)
-        forwards = work.most if work.serial else 1
-        units = work.weight * work.most
-        seconds = self._costs.seconds((row.request.task, work.key), forwards, work.weight, units)
-        return seconds <= SHORT
-
     def _fill(self, lane: Lane, rows: Sequence[Row], alone: bool, now: float) -> Batch:
         """Rows in order until a limit is met; then what is left of the units goes to divisible
         rows.
@@ -196,7 +164,7 @@ class Batcher:
         weight = load = 0.0
         limit = math.inf if policy.target is None else policy.target
         for row in rows:
-            work = _work(row)
+            work = work_of(row)
             wide, heavy = weight + work.weight, load + work.weight * work.least
             seconds = a + c * wide + b * heavy
             left = row.deadline - now
@@ -221,7 +189,7 @@ class Batcher:
         sizes = self._sizes(lane)
         if not sizes:
             return rows
-        weight = sum(_work(row).weight for row in rows)
+        weight = sum(work_of(row).weight for row in rows)
 
         def each(size: int) -> float:
             return self._costs.seconds(lane, 1, size, size) / min(size, weight)
@@ -231,7 +199,7 @@ class Batcher:
         best = min(up + down, key=each)
         kept, total = list[Row](), 0.0
         for row in rows:
-            total += _work(row).weight
+            total += work_of(row).weight
             if kept and total > best:
                 break
             kept.append(row)
@@ -244,7 +212,7 @@ class Batcher:
         those for whom none is left wait for the next call.
         """
         policy = self._policy(lane[0])
-        works = [_work(row) for row in rows]
+        works = [work_of(row) for row in rows]
         pairs = [(row, work) for row, work in zip(rows, works, strict=True) if not work.divisible]
         weight = sum([work.weight for _, work in pairs])
         load = sum([work.weight * work.least for _, work in pairs])
@@ -304,16 +272,6 @@ class Batcher:
         return max(min(last + gap, first + BURST_LENGTH * gap), first + policy.wait)
 
 
-def _work(row: Row) -> Work:
-    if row.work is None:
-        raise RuntimeError(f"{row.request.id} has no work in a call. This is a bug.")
-    return row.work
-
-
-def _rank(row: Row, served: Mapping[str, float]) -> tuple[float, int, int]:
-    return served.get(row.request.session, 0.0), row.request.priority, row.order
-
-
 def _shortest_first(rows: list[Row], served: Mapping[str, float], now: float) -> list[Row]:
     """Ranked rows of a lane with each session's divisible work by what is left of it over how long
     it has waited, as in highest response ratio next (Brinch Hansen, 1971): a short question passes
@@ -322,9 +280,9 @@ def _shortest_first(rows: list[Row], served: Mapping[str, float], now: float) ->
     if not any(row.work is not None and row.work.divisible for row in rows):
         return rows
 
-    def rank(row: Row) -> tuple[float, int, float, int]:
-        number, priority, order = _rank(row, served)
-        left = _work(row).most / max(now - row.arrived, AGE) if _work(row).divisible else 0.0
+    def left_of(row: Row) -> tuple[float, int, float, int]:
+        number, priority, order = rank(row, served)
+        left = work_of(row).most / max(now - row.arrived, AGE) if work_of(row).divisible else 0.0
         return number, priority, left, order
 
-    return sorted(rows, key=rank)
+    return sorted(rows, key=left_of)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pipelines.fake import FakeJob, FakePipeline, Kind, expected
-from queueing.batching import QUANTUM
 from queueing.clock import VirtualClock
 from queueing.costs import CLEAN_CALLS
 from queueing.engine import Engine
@@ -26,6 +25,7 @@ from queueing.messages import (
     Unload,
     Up,
 )
+from queueing.turns import QUANTUM
 from queueing.work import (
     OutOfMemory,
     Policy,
