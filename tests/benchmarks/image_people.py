@@ -116,6 +116,7 @@ def drawings() -> list[dict[str, Any]]:
 async def together(home: Home) -> None:
     """Chats alone, then chats and drawings, then every drawing alone."""
     talks, wishes = chats(), drawings()
+    await asyncio.gather(*(home.ask("image", w, f"w{n}") for n, w in enumerate(wishes)))  # warm
     alone = [await home.ask("chat", each, "a") for each in talks]
     home.dispatcher.metrics.calls.clear()
     idle = await asyncio.gather(*(home.ask("chat", t, f"t{n}") for n, t in enumerate(talks)))
