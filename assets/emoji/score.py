@@ -23,7 +23,7 @@ from assets.emoji.train import FOLDER, encoded
 
 log = logging.getLogger("emoji.score")
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "model"
 _TOGETHER = 64
 _NEAR = 5
 

@@ -95,7 +95,7 @@ def main() -> None:
     words = argparse.ArgumentParser(prog="python -m assets.emoji.sheet")
     words.add_argument("--weights", type=Path, default=HERE, help="vae, unet and latents.json")
     words.add_argument("--guidance", type=float, default=GUIDANCE)
-    words.add_argument("--to", type=Path, default=HERE / "unseen.jpg")
+    words.add_argument("--to", type=Path, default=HERE.parent / "unseen.jpg")
     words.add_argument("captions", nargs="*", default=UNSEEN)
     asked = words.parse_args()
     torch.set_num_threads(1)
