@@ -37,7 +37,7 @@ class Tables:
 CHAT = Model("pipelines.text:TextPipeline", Policy(rows=32, units=2048))
 ITEMS = Policy(rows=256, units=16_384)  # of tokens of texts that are computed in one piece
 SUMMARIES = Policy(rows=32, units=4096, preload=False)  # of tokens: of texts, or one a row
-IMAGES = Model("pipelines.image:ImagePipeline", Policy(rows=32, units=1024))  # of steps
+IMAGES = Model("pipelines.image:ImagePipeline", Policy(rows=32, units=1024, preload=False))
 FRONTS = {
     "chat": "pipelines.fronts:ChatFront",
     "embed": "pipelines.embed:EmbedFront",

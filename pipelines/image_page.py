@@ -162,7 +162,8 @@ class ImagePage:
         blocks.load(self.offer, None, [self.known, self.settings, *self.fields.values()], **PAGE)
 
     async def offer(self) -> AsyncIterator[dict[Any, Any]]:
-        """What the model takes and suggests, as soon as it is there."""
+        """What the model takes and suggests, as soon as it is there; a visit brings it."""
+        self._door.desk.want("image")
         async with aclosing(self._door.desk.states("image")) as states:
             async for state in states:
                 if state.card is not None:

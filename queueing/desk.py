@@ -148,6 +148,10 @@ class Desk:
         service = self._services.get(name) or next(iter(self._services.values()))
         return self.dispatcher.states(service.task)
 
+    def want(self, name: str) -> None:
+        """Somebody will ask for this task soon."""
+        self.dispatcher.want(self._services[name].task)
+
     def stop(self, id: str, tab: str, forget: bool = False) -> bool:
         """Stop a call if that tab made it; a foreign or unknown id changes nothing."""
         ride = self._rides.get(id)

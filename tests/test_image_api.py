@@ -162,23 +162,40 @@ def test_a_file_that_is_no_picture_for_us_is_refused(
         draw(client, image=handle_file(str(tmp_path / "file.png")))
 
 
-@pytest.mark.parametrize("image", ["/etc/passwd", {"path": "/etc/passwd"}, [1, 2], 5])
-def test_only_files_that_were_brought_are_opened(real_app: App, image: Any) -> None:
-    address = f"{real_app.url}/gradio_api/call/v2/image"
-    answer = httpx.post(address, json={"prompt": "red apple", "image": image})
-    if answer.status_code == 200:
-        event = httpx.get(f"{real_app.url}/gradio_api/call/image/{answer.json()['event_id']}")
-        assert "event: error" in event.text
-        assert "root:" not in event.text
-
-
-def test_a_guidance_that_is_no_number_is_refused(real_app: App) -> None:
-    address = f"{real_app.url}/gradio_api/call/image"
-    data = json.dumps({"data": ["red apple", None, None, None, 4, "@", 1]}).replace('"@"', "NaN")
+def said(app: App, data: str) -> str:
+    """What plain HTTP answers: at once, or as the event that a call ends with."""
+    address = f"{app.url}/gradio_api/call/image"
     answer = httpx.post(address, content=data, headers={"content-type": "application/json"})
-    if answer.status_code == 200:
-        text = httpx.get(f"{address}/{answer.json()['event_id']}", timeout=60).text
-        assert "event: error" in text and "event: complete" not in text
+    if answer.status_code != 200:
+        return answer.text
+    return httpx.get(f"{address}/{answer.json()['event_id']}", timeout=60).text
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "/etc/passwd",
+        {"path": "/etc/passwd"},
+        {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}},
+        [1, 2],
+        5,
+    ],
+)
+def test_only_files_that_were_brought_are_opened(real_app: App, image: Any) -> None:
+    data = ["red apple", *[None] * 6, 1, None, None, 1.0, image]
+    answer = said(real_app, json.dumps({"data": data}))
+    assert "error" in answer and "complete" not in answer
+    assert "root:" not in answer
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [(5, "guidance is nan"), (10, "weight is nan"), (12, "strength is nan")]
+)
+def test_what_is_no_number_is_refused(real_app: App, place: int, words: str) -> None:
+    data: list[Any] = ["red apple", *[None] * 6, 1, None, None, 1.0, None, 0.8]
+    data[place] = "@"
+    answer = said(real_app, json.dumps({"data": data}).replace('"@"', "NaN"))
+    assert words in answer and "complete" not in answer
 
 
 def test_plain_http_gets_the_address_of_a_file(real_app: App) -> None:
