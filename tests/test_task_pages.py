@@ -138,7 +138,7 @@ def test_a_long_list_can_be_stopped(page: Page, real_app: App) -> None:
 def test_all_pages_are_a_click_apart_and_fit_a_telephone(page: Page, real_app: App) -> None:
     page.set_viewport_size({"width": 390, "height": 780})
     visit(page, real_app, "classify")
-    for title in ("Embeddings", "Answers", "Fill in", "Summaries", "Chat"):
+    for title in ("Embeddings", "Answers", "Fill in", "Summaries", "Pictures", "Chat"):
         page.locator("nav").get_by_text(title, exact=True).click()
         expect(page.locator("nav .active")).to_have_text(title, timeout=WAIT)
         expect(page.locator("#badge .ready")).to_be_visible(timeout=WAIT)
