@@ -501,7 +501,7 @@ def test_a_model_without_a_mask_is_refused_in_words(tmp_path: Path) -> None:
 def test_a_setting_brings_a_model_and_a_front_of_its_own() -> None:
     own = dict.fromkeys(("classify", "answer", "fill"), "a-model")
     found = served(own)
-    assert set(found.models) == {"chat", "embed", *own}
+    assert set(found.models) == {"chat", "embed", "image", *own}
     for task in own:
         front = factory(found.fronts[task])()
         assert front.task == task
