@@ -16,10 +16,6 @@ from queueing.ledger import Floor
 from queueing.turns import Lane, Turns, rank, work_of
 from queueing.work import Policy, Priority, Reason, Row, Work
 
-QUANTUM = 0.2  # seconds a lane keeps the device while another waits
-SHORT = (
-    0.1  # seconds of a call for which no lane's quantum is waited out, and that end a request first
-)
 QUIET = 0.05  # seconds at most that background waits for others to come back, or one call's length
 STRIDE = 0.01  # seconds of consecutive forwards worth one report, when no other lane waits
 SHARE = 0.5  # of a latency target that divisible work gets at least, however much rides beside it
