@@ -114,7 +114,7 @@ def emoji(folder: Path, dtype: torch.dtype, device: torch.device, words: Path) -
     factor = 2 ** (len(model.config.block_out_channels) - 1)
     autoencoder = Autoencoder(model, scale, shift, factor)
     size = unet.config.sample_size * factor
-    facts = Facts("emoji", 25, 3.0, size, factor, size, size)
+    facts = Facts("emoji", 12, 3.0, size, factor, size, size)
     solvers = Solvers({"_class_name": "FlowMatchEulerDiscreteScheduler"}, folder.name)
     return UNetFamily(facts, unet, Sentences(words, dtype, device, mean), autoencoder, solvers)
 
