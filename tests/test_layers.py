@@ -50,10 +50,11 @@ def imports(path: Path) -> Iterator[str]:
 
 def modules(room: str) -> dict[str, set[str]]:
     """Who imports whom inside a room."""
-    names = {path.stem: path for path in (ROOT / room).glob("*.py") if path.stem != "__init__"}
+    paths = [path for path in (ROOT / room).glob("*.py") if path.stem != "__init__"]
+    imported = {path.stem: set(imports(path)) for path in paths}
     return {
-        name: {other for other in names if f"{room}.{other}" in set(imports(path))} - {name}
-        for name, path in names.items()
+        name: {other for other in imported if f"{room}.{other}" in needed} - {name}
+        for name, needed in imported.items()
     }
 
 
