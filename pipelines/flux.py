@@ -35,6 +35,7 @@ class FluxFamily:
     ) -> None:
         self.facts = facts
         self.denoiser = transformer
+        self._dtype: torch.dtype = transformer.dtype  # which it would look for among its weights
         self.reader = reader
         self.autoencoder = autoencoder
         self.solvers = solvers
@@ -54,7 +55,7 @@ class FluxFamily:
         """One forward: latents [rows, channels, height, width], times [rows], conditions [rows,
         ...].
         """
-        dtype = self.denoiser.dtype
+        dtype = self._dtype
         given = {name: each.to(dtype) for name, each in condition.items() if name != "guidance"}
         height, width = latents.shape[-2] // 2, latents.shape[-1] // 2
         places = torch.zeros(height, width, 3, device=latents.device)

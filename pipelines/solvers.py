@@ -57,10 +57,13 @@ def _mix(number: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solver:
-    """A row's own scheduler, all of it on the host; `made` is what it was before any step."""
+    """A row's own scheduler, all of it on the host; `made` is what it was before any step, `draws`
+    whether its steps want something random.
+    """
 
     scheduler: Any
     made: Any
+    draws: bool
 
     def time(self, step: int) -> float:
         """What the model is told of the noise before a step."""
@@ -79,7 +82,7 @@ class Solver:
         """Itself after a step, the latents after it, and the picture that it aims at."""
         scheduler = _copied(self.scheduler)
         drawn = {}
-        if "generator" in inspect.signature(scheduler.step).parameters:
+        if self.draws:
             drawn["generator"] = generators(seeds, step + 1)
         time = scheduler.timesteps[step]
         found = scheduler.step(predicted, time, latents, **drawn)
@@ -166,7 +169,8 @@ class Solvers:
             scheduler.set_begin_index(first)
         if hasattr(scheduler, "scale_model_input"):  # from here on it only reads
             scheduler.scale_model_input(torch.zeros(1), scheduler.timesteps[first])
-        return Solver(scheduler, scheduler)
+        draws = "generator" in inspect.signature(scheduler.step).parameters
+        return Solver(scheduler, scheduler, draws)
 
 
 def _made(name: str, own: Mapping[str, Any], config: Mapping[str, Any]) -> Any:

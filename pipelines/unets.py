@@ -37,6 +37,7 @@ class UNetFamily:
     ) -> None:
         self.facts = facts
         self.denoiser = unet
+        self._dtype: torch.dtype = unet.dtype  # which it would look for among its weights
         self.reader = reader
         self.autoencoder = autoencoder
         self.solvers = solvers
@@ -58,7 +59,7 @@ class UNetFamily:
         """One forward: latents [rows, channels, height, width], times [rows], conditions [rows,
         ...].
         """
-        dtype = self.denoiser.dtype
+        dtype = self._dtype
         given = {name: each.to(dtype) for name, each in condition.items() if name not in _ADDED}
         added = {name: condition[name].to(dtype) for name in _ADDED if name in condition}
         found: Tensor = self.denoiser(

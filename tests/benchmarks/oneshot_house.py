@@ -66,6 +66,7 @@ class House:
 
     async def start(self) -> None:
         await self.dispatcher.start()
+        self.dispatcher.want(TASK)
         while (state := await self.dispatcher.loaded(TASK, 5.0)).card is None:
             if state.error:
                 raise RuntimeError(state.error)
