@@ -22,7 +22,7 @@ class Loaded:
     def __init__(self, pipeline: ImagePipeline, card: Card) -> None:
         self.pipeline, self.card = pipeline, card
         self.clock, self.seconds = VirtualClock(), 0.05
-        self.latents: dict[str, np.ndarray] = {}  # as they were decoded
+        self.latents: dict[str, np.ndarray] = {}  # of the stage that was made last
         self.before: Callable[[Sequence[Row], str], None] = lambda rows, kind: None
 
     def __getattr__(self, name: str) -> Any:
@@ -52,6 +52,7 @@ class Stage:
     hasty: bool = False  # calls are so quick that steps are granted by the handful
     rows: float = 16
     engine: Engine = field(init=False)
+    latents: dict[str, np.ndarray] = field(default_factory=dict)  # as they were decoded
     results: dict[str, Drawn] = field(default_factory=dict)
     previews: dict[str, list[Any]] = field(default_factory=dict)
     ends: dict[str, End] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Stage:
     number: int = 0
 
     def __post_init__(self) -> None:
-        self.loaded.clock, self.loaded.latents = VirtualClock(), {}
+        self.loaded.clock, self.loaded.latents = VirtualClock(), self.latents
         self.loaded.before = lambda rows, kind: None
         self.loaded.seconds = 0.001 if self.hasty else 0.05
         policies = {"image": Policy(rows=int(self.rows))}

@@ -90,7 +90,7 @@ class Models:
         if (family, request.id) not in self._alone:
             stage = Stage(self(family), hasty=True).run({0: [request]})
             assert stage.statuses() == {request.id: Status.FINISHED}
-            found = stage.loaded.latents[request.id], stage.results[request.id]
+            found = stage.latents[request.id], stage.results[request.id]
             self._alone[family, request.id] = found
         return self._alone[family, request.id]
 
@@ -157,7 +157,7 @@ def assert_near(one: np.ndarray, other: np.ndarray) -> None:
 def assert_as_alone(models: Models, family: str, stage: Stage, each: Request) -> None:
     latents, result = models.alone(family, each)
     assert stage.ends[each.id].status is Status.FINISHED
-    assert_near(stage.loaded.latents[each.id], latents)
+    assert_near(stage.latents[each.id], latents)
     for one, other in zip(stage.results[each.id].images, result.images, strict=True):
         assert np.abs(one.astype(int) - other).max() <= 1
     assert stage.results[each.id].seeds == result.seeds == each.payload.seeds
@@ -300,11 +300,11 @@ def test_exact_mode_gives_the_same_bits_whatever_the_load(models: Models, family
     loaded = models(family, exact=True)
     requests = mixture(loaded, family)
     together = Stage(loaded).run(arrivals(requests))
-    latents, results = dict(loaded.latents), together.results
     for each in requests:
         alone = Stage(loaded, hasty=True).run({0: [each]})
-        assert np.array_equal(loaded.latents[each.id], latents[each.id])
-        for one, other in zip(alone.results[each.id].images, results[each.id].images, strict=True):
+        assert np.array_equal(alone.latents[each.id], together.latents[each.id])
+        pairs = (stage.results[each.id].images for stage in (alone, together))
+        for one, other in zip(*pairs, strict=True):
             assert np.array_equal(one, other)
 
 
@@ -321,6 +321,10 @@ def test_a_neighbour_that_is_stopped_disturbs_nobody(models: Models) -> None:
         assert_as_alone(models, "sdxl", stage, each)
 
 
+def rides(stage: Stage, id: str) -> int:
+    return sum(id in call.ids for call in stage.calls)
+
+
 @pytest.mark.parametrize("family", ["sd", "emoji"])
 def test_a_picture_of_no_numbers_fails_alone(models: Models, family: str) -> None:
     loaded = models(family)
@@ -329,11 +333,12 @@ def test_a_picture_of_no_numbers_fails_alone(models: Models, family: str) -> Non
     bad = request(loaded, "bad", steps=5, seed=7)
     stage.start(*requests, bad)
     stage.until("denoise", 2)
-    row = stage.engine._rows["bad"]
+    row, rode = stage.engine._rows["bad"], rides(stage, "bad")
     spoilt = row.state.latents.clone()
     spoilt[0, 0, 0, 0] = float("nan")
     row.state = replace(row.state, latents=spoilt)
     stage.run()
+    assert rides(stage, "bad") == rode + 1  # the step that gave no numbers is its last
     end = stage.ends["bad"]
     assert end.status is Status.FAILED
     assert "not finite" in str(end.error)

@@ -102,7 +102,7 @@ def mixture(loaded: Loaded) -> list[Request]:
 def alone(loaded: Loaded, given: Request) -> np.ndarray:
     stage = Stage(loaded).run({0: [given]})
     assert stage.statuses() == {given.id: Status.FINISHED}
-    return loaded.latents[given.id]
+    return stage.latents[given.id]
 
 
 def together(loaded: Loaded, given: list[Request]) -> dict[str, np.ndarray]:
@@ -110,7 +110,7 @@ def together(loaded: Loaded, given: list[Request]) -> dict[str, np.ndarray]:
     stage = Stage(loaded).run({tick: given[tick::3] for tick in range(3)})
     assert set(stage.statuses().values()) == {Status.FINISHED}
     assert len(stage.results) == len(given)
-    return dict(loaded.latents)
+    return stage.latents
 
 
 def near(one: np.ndarray, other: np.ndarray) -> bool:
