@@ -40,11 +40,12 @@ from queueing.payload import Gate, shaped
 from queueing.people import Signer, secret
 from queueing.process import ProcessWorker
 from queueing.settings import Settings
-from queueing.shelf import AGE, OFTEN, Shelf
+from queueing.shelf import AGE, OFTEN, Held, Shelf
 from queueing.work import Invalid
 
 logger = logging.getLogger("carpool")
 SLOTS = 2 * Limits().total  # Gradio's slots, so that only our queue makes people wait
+OWN = "The page does this by itself; there is nothing to call."
 SHAPE = "data does not have the shape that this endpoint takes; the API page shows it."
 GUARDS = {
     "middleware": [Middleware(Gate), Middleware(Shelf)],
@@ -63,12 +64,15 @@ class Blocks(gr.Blocks):
     async def preprocess_data(self, block_fn: Any, inputs: Any, state: Any, *rest: Any) -> Any:
         if state is not None:  # where Gradio would keep the last values of a tab for an hour
             state._update_value_in_config = lambda *_: None
+        if block_fn.fn is None:
+            raise gr.Error(OWN, print_exception=False)
         blocks = block_fn.inputs
         names = [name for name, *_ in get_function_params(block_fn.fn)]
-        names += [str(block._id) for block in blocks[len(names) :]]
+        names += [block.elem_id or str(block._id) for block in blocks[len(names) :]]
         defaults = {name: block.value for name, block in zip(names, blocks, strict=True)}
         try:
-            return await super().preprocess_data(block_fn, shaped(inputs, defaults), state, *rest)
+            given = shaped(inputs, defaults, self.upload_file_set)
+            return await super().preprocess_data(block_fn, given, state, *rest)
         except gr.Error as error:
             error.print_exception = False
             raise
@@ -115,6 +119,14 @@ class Pages:
                 with self.blocks.route(form.title, form.name):
                     self._page(door, form)
         self.blocks.queue(api_open=False, default_concurrency_limit=None, max_size=SLOTS)
+        self._shelve()
+
+    def _shelve(self) -> None:
+        """One set of names for all files: of Gradio's many, each keeps what another has deleted."""
+        held = Held()
+        self.blocks.upload_file_set, self.blocks.temp_file_sets = held, [held]
+        for block in self.blocks.blocks.values():
+            block.temp_files = held
 
     def _endpoint(self, door: Door, form: Form) -> Any:
         if form.draws:

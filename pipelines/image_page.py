@@ -61,6 +61,11 @@ class Drawings:
                 done = view.phase is Phase.FINISHED
                 yield view, await asyncio.to_thread(self._saved, view.result) if done else []
 
+    def kept(self, names: Any) -> list[str]:
+        """Of files by their names, a line each, those that are there."""
+        lines = names.splitlines() if isinstance(names, str) else []
+        return [line for line in lines if line in self._blocks.upload_file_set]
+
     def _saved(self, drawn: Drawn) -> list[Path | None]:
         """Gradio deletes them when their time is over."""
         make_room(self._blocks.upload_file_set)
@@ -142,15 +147,16 @@ class ImagePage:
                     label="Drawn", columns=3, object_fit="contain", interactive=False,
                     height="auto", elem_id="gallery", buttons=["download", "fullscreen"],
                 )  # fmt: skip
+                self.hung = gr.Textbox("", visible=False)  # the files in the gallery, a line each
                 self.chosen = gr.Textbox("", visible=False)  # the seed of a picture in the gallery
                 self.again = gr.Button("", visible=False, elem_id="again")
         gr.Examples([list(each) for each in self._form.examples], [made["prompt"]])
 
     def _connect(self, blocks: gr.Blocks) -> None:
-        inputs = [self.token, self.gallery, self.known, *self.fields.values()]
+        inputs = [self.token, self.hung, self.known, *self.fields.values()]
         outputs = [
-            self.line, self.ride, self.go, self.halt, self.live, self.gallery, self.chosen,
-            self.again,
+            self.line, self.ride, self.go, self.halt, self.live, self.gallery, self.hung,
+            self.chosen, self.again,
         ]  # fmt: skip
         run: dict[str, Any] = {"fn": self.run, "inputs": inputs, "outputs": outputs, **FILE}
         gr.on([self.go.click, self.fields["prompt"].submit], **run)
@@ -175,7 +181,7 @@ class ImagePage:
                 yield gr.skip()  # which notices that nobody looks any more
 
     async def run(
-        self, request: gr.Request, token: Any, gallery: Any, known: Any, *written: Any
+        self, request: gr.Request, token: Any, hung: Any, known: Any, *written: Any
     ) -> AsyncIterator[dict[Any, Any]]:
         """Some pictures on the page."""
         caller, shown = self._door.caller(current(), token), None
@@ -193,7 +199,7 @@ class ImagePage:
                 if view.phase.terminal:
                     update |= {self.go: _seen(True), self.halt: _seen(False), self.live: ""}
                 if view.phase is Phase.FINISHED:
-                    update |= self._hung(view.result, files, gallery)
+                    update |= self._hung(view.result, files, hung)
                 yield update
 
     async def stop(self, request: gr.Request, ride: str) -> None:
@@ -205,26 +211,17 @@ class ImagePage:
         seed = str(caption or "").rpartition(" ")[2]
         return (seed, _again(seed)) if seed.isdecimal() and len(seed) <= 20 else (gr.skip(),) * 2
 
-    def _hung(self, drawn: Drawn, files: Sequence[Path | None], gallery: Any) -> dict[Any, Any]:
-        """The new pictures before those that hung there."""
-        pairs = zip(files, drawn.seeds, strict=True)
-        new = [(str(path), f"Seed {seed}") for path, seed in pairs if path is not None]
+    def _hung(self, drawn: Drawn, files: Sequence[Path | None], hung: Any) -> dict[Any, Any]:
+        """The new pictures before those that hung there, as far as they are kept."""
+        new = [str(path) for path in files if path is not None]
+        kept = [*new, *self._drawings.kept(hung)][:KEPT]
         first = str(drawn.seeds[0])
         return {
-            self.gallery: [*new, *_hanging(gallery)][:KEPT],
+            self.gallery: [(path, f"Seed {Path(path).stem.rpartition(' ')[2]}") for path in kept],
+            self.hung: "\n".join(kept),
             self.chosen: first,
             self.again: _again(first),
         }
-
-
-def _hanging(gallery: Any) -> list[tuple[str, str]]:
-    """What hangs in a gallery, as far as the files are still there."""
-    found = []
-    for each in gallery if isinstance(gallery, list) else ():
-        path = brought(each.get("image")) if isinstance(each, dict) else None
-        if path is not None and path.is_file():
-            found.append((str(path), str(each.get("caption") or "")))
-    return found
 
 
 def _offered(offer: Offer) -> dict[str, dict[str, Any]]:
@@ -276,7 +273,7 @@ def _read(field: Field, written: Any) -> Any:
     """What is on the page, as an endpoint would have got it; what is wrong is left to the front."""
     if field.name == "seed":
         seed = str(written or "").strip()
-        return int(seed) if seed.lstrip("-").isdecimal() and len(seed) < 40 else seed or None
+        return int(seed) if seed.removeprefix("-").isdecimal() and len(seed) < 40 else seed or None
     return field.read(written)
 
 

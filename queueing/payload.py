@@ -6,7 +6,15 @@ It knows neither tasks nor pages; what a value means is for a front to judge.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,7 +23,6 @@ from queueing.work import Invalid
 BODY = 16_000_000  # bytes of one HTTP request
 AROUND = 65_536  # more where it carries a file, which has names and lines around it
 DEEPEST = 100  # lists and objects inside one another
-ADDRESSES = "http://", "https://"  # of files that Gradio would fetch, however large
 DIGITS = 4300  # of a whole number, the most that Python reads
 ASK = 'send an object such as {"data": ["Hello"]} with the header content-type: application/json.'
 
@@ -146,21 +153,25 @@ def misshapen(errors: Sequence[Mapping[str, Any]]) -> str:
     return f"{text}; {ASK}" if name == "data" else f"{text}."
 
 
-def shaped(values: Sequence[Any], defaults: Mapping[str, Any]) -> list[Any]:
+def shaped(
+    values: Sequence[Any], defaults: Mapping[str, Any], held: Container[str] = ()
+) -> list[Any]:
     """The values in order, missing ones by default; raises Invalid when too many, or for a file
-    that lies elsewhere.
+    that is not among those held.
     """
     if len(values) > len(defaults):
         raise Invalid(f"data has {len(values)} values; at most {len(defaults)} are taken.")
-    return [_clean(value) for value in (*values, *list(defaults.values())[len(values) :])]
+    given = (*values, *list(defaults.values())[len(values) :])
+    return [_clean(name, value, held) for name, value in zip(defaults, given, strict=True)]
 
 
-def _clean(value: Any) -> Any:
+def _clean(name: str, value: Any, held: Container[str]) -> Any:
     """Unpaired surrogates, which no answer could carry, become the replacement character."""
     if isinstance(value, str) and not value.isascii():
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
-        if "meta" in value and str(value.get("path")).startswith(ADDRESSES):
-            raise Invalid("A file is given by its address, from which nothing is fetched; send it.")
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list) else value
+        if "meta" in value and "path" in value and str(value["path"]) not in held:
+            raise Invalid(f"{name} is no file that is kept here; send it, also if you did before.")
+        items = value.items()
+        return {_clean(name, key, held): _clean(name, item, held) for key, item in items}
+    return [_clean(name, item, held) for item in value] if isinstance(value, list) else value

@@ -18,6 +18,15 @@ MOST, COUNT = 4_000_000_000, 10_000  # bytes, and files
 AGE, OFTEN = 3600, 300  # seconds that one is kept, and between two looks at their ages
 
 
+class Held(set[str]):
+    """Names of all files; they may be looked through while others come, as Gradio does in a
+    thread, whose cleaning would end for ever at the first that came in between.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(super().__iter__()))
+
+
 @dataclass(frozen=True, slots=True)
 class Shelf:
     """ASGI middleware: before a file comes, room is made for it."""

@@ -15,7 +15,7 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
-from app import SHAPE
+from app import OWN, SHAPE
 from tests.conftest import App, Launch
 
 LONG = 1500  # tokens: half a minute on the pretended model
@@ -185,6 +185,15 @@ def test_a_wrong_event_of_the_page_leaks_nothing(app: App) -> None:
         last = messages(app, f"tab-odd-{number}")[-2]
         assert last["msg"] == "process_completed", sent
         assert last["success"] or last["output"]["error"] in (SHAPE,), sent
+
+
+def test_what_only_the_page_does_is_no_event(app: App) -> None:
+    dependencies = httpx.get(f"{app.url}/config").json()["dependencies"]
+    own = [each["id"] for each in dependencies if not each["backend_fn"]]
+    assert own
+    body = {"data": [], "fn_index": own[0], "session_hash": "tab-own"}
+    httpx.post(f"{app.url}/gradio_api/queue/join", json=body).raise_for_status()
+    assert messages(app, "tab-own")[-2]["output"]["error"] == OWN
 
 
 def test_a_refusal_reaches_a_python_client_in_words(client: Client) -> None:

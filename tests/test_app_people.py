@@ -19,6 +19,7 @@ from queueing.door import HEADER, Door
 from queueing.payload import shaped
 from queueing.people import Person, Signer, secret
 from queueing.settings import Settings
+from queueing.shelf import Held
 from queueing.work import Invalid
 from tests.conftest import ROOT
 
@@ -140,6 +141,19 @@ async def test_the_server_keeps_no_conversation(door: Door) -> None:
     assert (await page.preprocess_data(chat, ["my secret"], state))[0] == "my secret"
     await page.postprocess_data(chat, ["my answer"], state)
     assert "my " not in str(state.config_values)
+
+
+async def test_all_files_stand_in_one_set(door: Door) -> None:
+    page = Pages(door).blocks
+    assert {id(block.temp_files) for block in page.blocks.values()} == {id(page.upload_file_set)}
+    assert page.temp_file_sets == [page.upload_file_set]
+
+
+def test_files_may_come_while_others_are_looked_through() -> None:
+    held = Held(["one"])
+    for name in held:
+        held.add(f"{name} more")
+    assert held == {"one", "one more"}
 
 
 SHARE = """

@@ -37,6 +37,8 @@ def settings(page: Page, **values: str) -> None:
     """Unfold the settings and type into them."""
     if not page.locator("#steps").is_visible():
         page.locator("#settings > .label-wrap").click()
+        # Typed before the model's suggestions are there, a value is replaced by them.
+        expect(page.locator("#steps input[type=number]")).to_have_value("12", timeout=WAIT)
     for name, value in values.items():
         box = page.locator(f"#{name} :is(textarea, input[type=number], input[type=text])").first
         box.fill(value)
@@ -104,6 +106,9 @@ def test_a_refusal_is_in_the_words_of_the_page(page: Page) -> None:
     settings(page, seed="-1")
     draw(page, "red apple")
     expect(page.locator("#line .refused")).to_contain_text("“Seed” is -1", timeout=WAIT)
+    settings(page, seed="--5")
+    draw(page, "red apple")
+    expect(page.locator("#line .refused")).to_contain_text("“Seed” is text", timeout=WAIT)
     expect(page.locator("#go")).to_be_visible()
 
 
