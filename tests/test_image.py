@@ -101,7 +101,8 @@ def models(offline: None, tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def pipeline(folder: str, **fields: Any) -> ImagePipeline:
-    return ImagePipeline(folder, device="cpu", dtype="float32", threads=1, **fields)
+    given = {"dtype": "float32", **fields}
+    return ImagePipeline(folder, device="cpu", threads=1, **given)
 
 
 def facts(loaded: Loaded) -> Facts:
@@ -306,6 +307,18 @@ def test_exact_mode_gives_the_same_bits_whatever_the_load(models: Models, family
         pairs = (stage.results[each.id].images for stage in (alone, together))
         for one, other in zip(*pairs, strict=True):
             assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(("exact", "most"), [(False, 0.05), (True, 0.0)])
+def test_what_half_precision_makes_of_company(models: Models, exact: bool, most: float) -> None:
+    folder, words = str(models.folder("emoji")), str(models.words)
+    made = pipeline(folder, words=words, exact=exact, dtype="bfloat16")
+    loaded = Loaded(made, made.load(lambda fraction, text: None))
+    requests = mixture(loaded, "emoji")
+    together = Stage(loaded).run(arrivals(requests))
+    for each in requests:
+        alone = Stage(loaded).run({0: [each]}).latents[each.id]
+        assert np.abs(together.latents[each.id] - alone).max() <= most * np.abs(alone).max()
 
 
 def test_a_neighbour_that_is_stopped_disturbs_nobody(models: Models) -> None:
