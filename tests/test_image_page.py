@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests import test_browser
 from tests.conftest import App
@@ -37,13 +38,20 @@ def settings(page: Page, **values: str) -> None:
     """Unfold the settings and type into them."""
     if not page.locator("#steps").is_visible():
         page.locator("#settings > .label-wrap").click()
-        # Typed before the model's suggestions are there, a value is replaced by them.
-        expect(page.locator("#steps input[type=number]")).to_have_value("12", timeout=WAIT)
     for name, value in values.items():
         box = page.locator(f"#{name} :is(textarea, input[type=number], input[type=text])").first
+        typed(box, value)
+
+
+def typed(box: Locator, value: str) -> None:
+    """Once more where it came at the same moment as the model's suggestions, which replace it."""
+    for _ in range(5):
         box.fill(value)
         box.blur()
-        expect(box).to_have_value(value, timeout=WAIT)
+        with suppress(AssertionError):
+            expect(box).to_have_value(value, timeout=WAIT / 5)
+            return
+    expect(box).to_have_value(value)
 
 
 def draw(page: Page, prompt: str) -> None:
