@@ -64,7 +64,8 @@ class Drawings:
     def kept(self, names: Any) -> list[str]:
         """Of files by their names, a line each, those that are there."""
         lines = names.splitlines() if isinstance(names, str) else []
-        return [line for line in lines if line in self._blocks.upload_file_set]
+        held = self._blocks.upload_file_set
+        return [line for line in lines if line in held and Path(line).is_file()]
 
     def _saved(self, drawn: Drawn) -> list[Path | None]:
         """Gradio deletes them when their time is over."""

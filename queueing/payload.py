@@ -166,7 +166,10 @@ def shaped(
 
 
 def _clean(name: str, value: Any, held: Container[str]) -> Any:
-    """Unpaired surrogates, which no answer could carry, become the replacement character."""
+    """Unpaired surrogates, which no answer could carry, become the replacement character; raises
+    Invalid for a file that is not held, wherever it stands: Gradio would take it for one of its
+    own, and its cleaning ends for ever at the first that is a folder.
+    """
     if isinstance(value, str) and not value.isascii():
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
